@@ -31,6 +31,12 @@ from .preprocessing import (
     pachinko_labels,
 )
 
+
+def _rng(purpose: str, number: int) -> np.random.Generator:
+    """The random numbers of one user, or of all, for one purpose."""
+    return np.random.Generator(np.random.Philox(key=Streams(STAND_IN_SEED).user_key(purpose, 0, number)))
+
+
 WRITER_EXAMPLES = 671_585 / 3_400  # of the original: 197.5 a writer
 
 
@@ -51,7 +57,7 @@ Real = NDArray[np.float32]
 
 def cifar100_users(first: int, users: int) -> Population:
     """Users from number `first` on, 100 images each: `pixels` (32, 32, 3) uint8, `labels` uint8."""
-    rng = np.random.Generator(np.random.Philox(key=Streams(STAND_IN_SEED).user_key("pictures/allocation", 0, first)))
+    rng = _rng("pictures/allocation", first)
     coarse_of_fine = np.arange(FINE) // (FINE // COARSE)
     counts = np.full(FINE, -(-users * EXAMPLES // FINE))
     labels = pachinko_labels(counts, coarse_of_fine, users, EXAMPLES, rng).ravel()
@@ -118,7 +124,7 @@ def shakespeare_users(first: int, users: int) -> Population:
 
 def _roles(first: int, users: int) -> tuple[Whole, NDArray[np.uint8]]:
     """Rows of each role (users,), and the rows (sum, 81)."""
-    rngs = [_role_rng("snippets", first + user) for user in range(users)]
+    rngs = [_rng("roles/snippets", first + user) for user in range(users)]
     mean_of_exp = np.exp(ROLE_UNEVENNESS**2 / 2)
     snippets = [1 + int((MEAN_SNIPPETS - 1) * rng.lognormal(0, ROLE_UNEVENNESS) / mean_of_exp) for rng in rngs]
     lengths = np.concatenate(
@@ -147,7 +153,7 @@ def _roles(first: int, users: int) -> tuple[Whole, NDArray[np.uint8]]:
 
 def _chain(role: int) -> NDArray[np.float32]:
     """One role's cumulative probabilities of the next character, (86, 86): a row for each character before it."""
-    weights = np.exp(_common() + ROLE_SPREAD * _role_rng("chain", role).standard_normal((len(CHARACTERS),) * 2))
+    weights = np.exp(_common() + ROLE_SPREAD * _rng("roles/chain", role).standard_normal((len(CHARACTERS),) * 2))
     ends: NDArray[np.float64] = np.cumsum(weights, axis=1)
     return (ends / ends[:, -1:]).astype(np.float32)
 
@@ -156,11 +162,7 @@ def _common() -> NDArray[np.float64]:
     """Log weights that all roles share: how frequent a character is, and how well it follows another."""
     ranks = np.array([FREQUENT_FIRST.find(character) for character in CHARACTERS])
     popularity = np.where(ranks < 0, -9.0, -np.log(ranks + 2.0))
-    return popularity + COMMON_SPREAD * _role_rng("habit", 0).standard_normal((len(CHARACTERS),) * 2)
-
-
-def _role_rng(purpose: str, number: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=Streams(STAND_IN_SEED).user_key(f"roles/{purpose}", 0, number)))
+    return popularity + COMMON_SPREAD * _rng("roles/habit", 0).standard_normal((len(CHARACTERS),) * 2)
 
 
 MEAN_EXAMPLES = 135_818_730 / 342_477  # of the original, 397 a user, before the cut
@@ -193,7 +195,7 @@ def _population(everybody: list[dict[str, NDArray[np.generic]]]) -> Population:
 
 
 def _sentences(user: int) -> NDArray[np.int16]:
-    rng = _rng("sentences", user)
+    rng = _rng("topics/sentences", user)
     words, lengths, _ = _posts(rng, SENTENCE_WORDS, longest=SENTENCE + 10)
     words, lengths = words[:, : SENTENCE - 1], lengths[:, None]
     place = np.arange(SENTENCE - 1)
@@ -202,7 +204,7 @@ def _sentences(user: int) -> NDArray[np.int16]:
 
 
 def _tagged(user: int) -> dict[str, NDArray[np.generic]]:
-    rng = _rng("posts", user)
+    rng = _rng("topics/posts", user)
     words, lengths, topics = _posts(rng, POST_WORDS, longest=BAG)
     count = len(words)
     # The topic's ten tags in a random order that favours the first ones, cut after one to five.
@@ -260,7 +262,7 @@ class Language(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _language() -> Language:
-    rng = _rng("language", 0)
+    rng = _rng("topics/language", 0)
     common: NDArray[np.float64] = np.cumsum(1 / (np.arange(WORDS) + 1.0))
     common /= common[-1]
     common[-1] = 1.0
@@ -273,7 +275,3 @@ def _language() -> Language:
         np.minimum(rng.exponential(WORDS / 20, WORDS + 1).astype(np.int64), WORDS - 1),
         rng.choice(rare, TAGS, replace=False),
     )
-
-
-def _rng(purpose: str, number: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=Streams(STAND_IN_SEED).user_key(f"topics/{purpose}", 0, number)))

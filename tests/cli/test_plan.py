@@ -208,15 +208,18 @@ def test_users_and_epsilon_alone_give_a_table(ask):
     code, out, err = ask("--population-size", 500, "--epsilon", 3)  # delta: 500^-1.1 = e^(-1.1 * 6.2146) = 0.0010743
     assert code == 0, err
     assert out.startswith("(epsilon 3.00, delta 0.00108) for add-or-remove one user, Poisson sampling, 500 users")
-    for words in ("noise multiplier of the whole round", "  200 ", "3,000 rounds", "most parameters"):
+    for words in ("bands of the noise", "  200 ", "3,000 rounds", "most parameters", "--noise banded"):
         assert words in out
+    assert max(len(line) for line in out.splitlines() if line.startswith("    ")) <= 80
+    assert "noise multiplier of the whole round" in ask("--users", 500, "--epsilon", 3, "--noise", "independent")[1]
     answer = json.loads(ask("--population-size", 20_000, "--epsilon", 3, "--rounds", 300, "--json")[1])
     assert [cell["cohort_size"] for cell in answer["table"]] == [200, 500, 1000, 2000, 5000, 10_000]
     assert {cell["rounds"] for cell in answer["table"]} == {300}
     # The exact noise at one of them, which the other command finds.
     exact = json.loads(
-        ask("--population-size", 20_000, "--epsilon", 3, "--rounds", 300, "--cohort-size", 500, "--json")[1]
+        ask("--users", 20_000, "--epsilon", 3, "--rounds", 300, "--cohort-size", 500, "--noise", "banded", "--json")[1]
     )
+    assert exact["bands"] == answer["table"][1]["bands"] == 6
     assert exact["noise_multiplier"] <= answer["table"][1]["noise_multiplier"] <= 1.002 * exact["noise_multiplier"]
 
 

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_the_reader_of_imports_sees_them():
 
 def test_clipline_does_without_the_papers_package():
     for path in sorted((ROOT / "src" / "clipline").rglob("*.py")):
-        assert not [module for module, _ in imports(path) if module.startswith("clipline_paper")], path
+        assert not re.search(r"^\s*(from|import) clipline_paper", path.read_text(encoding="utf-8"), re.MULTILINE), path
 
 
 @pytest.mark.parametrize("module", sorted(PUBLIC))

@@ -12,6 +12,8 @@ from clipline.privacy.banded_noise import (
     lasting_share,
     model_noise,
 )
+from clipline.privacy.calibration import noise_multiplier_for
+from clipline.privacy.events import sampling_named
 from clipline.privacy.relations import Relation
 
 
@@ -78,6 +80,25 @@ def test_no_coefficients_nearby_leave_less_noise():
 def test_the_planner_chooses_the_bands_of_least_noise(users, cohort, rounds, epsilon, bands):
     terms = {"epsilon": epsilon, "delta": users**-1.1, "relation": Relation.ADD_OR_REMOVE}
     assert choose_bands(cohort_size=cohort, population_size=users, rounds=rounds, **terms) == bands
+
+
+@pytest.mark.parametrize(
+    ("users", "cohort", "rounds", "epsilon"),
+    [(20_000, 10_000, 100, 3.0), (20_000, 5000, 300, 3.0), (81_448, 340, 12, 0.5), (51_830, 286, 232, 1.4)],
+)
+def test_no_other_number_of_bands_has_much_less_noise_by_the_exact_accountant(users, cohort, rounds, epsilon):
+    """The quick bound, by which bands are compared, is further off for independent noise of large cohorts."""
+    terms = {"rounds": rounds, "epsilon": epsilon, "delta": users**-1.1, "relation": Relation.ADD_OR_REMOVE}
+
+    def noise(bands):
+        sampling = sampling_named("poisson", cohort, users, bands)
+        return noise_multiplier_for(sampling=sampling, **terms) * lasting_share(rounds, bands)
+
+    chosen = choose_bands(cohort_size=cohort, population_size=users, **terms)
+    assert noise(chosen) <= noise(1)
+    for bands in (1, 2, 3, 4, 6, 8, 10, 12, 16):
+        if bands <= rounds and bands * cohort <= users:
+            assert noise(chosen) <= 1.03 * noise(bands)
 
 
 @pytest.mark.parametrize(

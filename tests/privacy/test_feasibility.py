@@ -8,6 +8,7 @@ import pytest
 
 from clipline import SettingError
 from clipline.privacy import NoiseTable, plan, plan_table, split_noise
+from clipline.privacy.banded_noise import lasting_share
 from clipline.privacy.feasibility import (
     NoiseCell,
     Verdict,
@@ -167,9 +168,10 @@ def test_rows_are_round_numbers_of_users_up_to_half_of_them():
     assert usual_cohorts(3) == usual_cohorts(1) == (1,)
 
 
-def test_more_users_a_round_hide_more_on_the_mean_and_more_rounds_less():
-    table = plan_table(population_size=20_000, epsilon=3.0)
-    noise = {(cell.cohort_size, cell.rounds): cell.delta_noise_multiplier / cell.cohort_size for cell in table.cells}
+@pytest.mark.parametrize("noise", ["banded", "independent"])
+def test_more_users_a_round_hide_more_on_the_mean_and_more_rounds_less(noise):
+    table = plan_table(population_size=20_000, epsilon=3.0, noise=noise)
+    noise = {(cell.cohort_size, cell.rounds): cell.lasting_noise / cell.cohort_size for cell in table.cells}
     assert len(noise) == 24
     for cohort, larger in zip(table.cohorts, table.cohorts[1:], strict=False):
         assert all(noise[larger, rounds] < noise[cohort, rounds] for rounds in table.rounds)
@@ -184,14 +186,79 @@ def test_what_a_cell_bears_is_hand_arithmetic():
     assert cell.noise_norm(40_000) == pytest.approx(0.5)
 
 
+def test_the_gain_of_banded_noise_is_that_of_two_other_libraries():
+    """shared/NOISE.md: the noise multipliers are dp_accounting's, the errors on the models jax_privacy's.
+
+    By hand: 0.577864 * sqrt((1 + ... + 150) / 150) against 0.913714 * 3.023061. The first is for epsilon 4.013.
+    """
+    known = {"population_size": 40_000, "epsilon": 4.0, "cohort_size": 300, "rounds": 150}
+    (cell,) = plan_table(**known, bands=16).cells
+    assert cell.bands == 16
+    assert cell.gain == pytest.approx(0.577864 * math.sqrt(75.5) / (0.913714 * 3.023061), rel=5e-3)
+    (alone,) = plan_table(**known, noise="independent").cells
+    assert alone.delta_noise_multiplier / cell.lasting_noise == pytest.approx(cell.gain)
+    assert (alone.bands, alone.gain) == (1, 1.0)
+    (chosen,) = plan_table(**known).cells
+    assert chosen.gain >= cell.gain * 0.995
+
+
+def test_a_plan_of_banded_noise_agrees_with_the_training_it_plans():
+    found = plan(population_size=20_000, epsilon=4.0, cohort_size=300, rounds=500, noise="banded", parameters=10**6)
+    assert found.bands > 1
+    assert found.guarantee.sampler == "grouped-poisson"
+    cells = plan_table(population_size=20_000, epsilon=4.0, cohort_size=300, rounds=500).cells
+    assert (found.bands, found.gain) == (cells[0].bands, pytest.approx(cells[0].gain, rel=1e-3))
+    assert found.noise_memory == (found.bands - 1) * 4 * 10**6
+    share = lasting_share(500, found.bands)
+    assert found.noise_norm == pytest.approx(found.update_noise * share / 300 * 1000)
+    assert found.comparison == ()
+    again = plan(
+        population_size=20_000, cohort_size=300, rounds=500, noise_multiplier=found.noise_multiplier, bands=found.bands
+    )
+    assert again.guarantee == found.guarantee
+    most = plan(population_size=20_000, cohort_size=300, epsilon=4.0, noise_multiplier=found.noise_multiplier,
+                bands=found.bands)  # fmt: skip
+    assert most.rounds == -(-500 // found.bands) * found.bands  # whole blocks
+
+
+def test_remedies_of_banded_noise_work_with_banded_noise():
+    known = {"population_size": 20_000, "epsilon": 2.0, "rounds": 500, "noise": "banded"}
+    few = plan(**known, cohort_size=100, parameters=100_000)
+    assert few.noise_norm > 1.0
+    assert (
+        few.remedies.cohort_size
+        < plan(**{**known, "noise": "independent"}, cohort_size=100, parameters=100_000).remedies.cohort_size
+    )
+    assert plan(**known, cohort_size=few.remedies.cohort_size, parameters=100_000).noise_norm <= 1.01
+    assert plan(**known, cohort_size=100, parameters=few.remedies.parameters).noise_norm <= 1.0
+    weaker = {**known, "epsilon": few.remedies.epsilon}
+    assert plan(**weaker, cohort_size=100, parameters=100_000).noise_norm <= 1.01
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"noise": "banded", "sampling": "fixed"}, "noise='banded' must be 'independent' but for Poisson sampling"),
+        ({"noise": "banded", "relation": "replace-one"}, "noise='banded' must be 'independent' but for Poisson"),
+        ({"noise": "independent", "bands": 4}, "bands=4 must be left out where noise='independent'"),
+        ({"noise": "loud"}, "noise='loud'"),
+        ({"bands": 11}, "bands=11 must be at most 10"),
+        ({"bands": 6, "rounds": 5}, "bands=6 must be at most the 5 rounds"),
+        ({"noise": "banded", "epsilon": None, "noise_multiplier": 1.0}, "bands='auto' must be a number where noise_mu"),
+        ({"noise": "banded", "cohort_size": None, "noise_multiplier": 1.0}, "where the cohort is to be found"),
+    ],
+)
+def test_a_plan_of_banded_noise_that_cannot_be_is_refused(changes, words):
+    with pytest.raises(SettingError, match=words):
+        plan(**{"population_size": 1000, "epsilon": 3.0, "cohort_size": 100, "rounds": 50, **changes})
+
+
 def test_the_least_feasible_cohort_agrees_with_a_plan_of_its_own(table):
     assert isinstance(table, NoiseTable)
     found = table.least_feasible(300).cohort_size
     before = table.cohorts[table.cohorts.index(found) - 1]
-    norms = [
-        plan(population_size=20_000, epsilon=3.0, rounds=300, cohort_size=cohort, parameters=400_000).noise_norm
-        for cohort in (found, before)
-    ]
+    known = {"population_size": 20_000, "epsilon": 3.0, "rounds": 300, "parameters": 400_000, "noise": "banded"}
+    norms = [plan(**known, cohort_size=cohort).noise_norm for cohort in (found, before)]
     assert norms[0] <= 1.0 < norms[1]
     assert table.remedies is None
 

@@ -65,6 +65,16 @@ def test_rounds_without_metrics_are_mentioned_now_and_then(capsys, monkeypatch):
     assert len(capsys.readouterr().err.splitlines()) == 5
 
 
+def test_noise_that_is_not_comfortable_is_told_before_the_first_round(capsys):
+    noisy = small_training(2, noise_multiplier=5.0)
+    assert 0.2 < noisy.noise_norm < 2
+    noisy.run([Progress()])
+    first, *others = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"can it train\?  (feasible|doubtful): the noise is 1\.\d times the longest possible .*", first)
+    small_training(2, noise_multiplier=0.1).run([Progress()])
+    assert not any("can it train?" in line for line in [*others, *capsys.readouterr().err.splitlines()])
+
+
 class Crash(Callback):
     def on_round(self, report, state):
         raise ZeroDivisionError

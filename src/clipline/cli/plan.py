@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ASKED = (  # the keyword arguments of `clipline.plan` that are settings
     "population_size", "cohort_size", "rounds", "epsilon", "noise_multiplier", "delta", "sampling", "relation",
-    "count_stddev",
+    "count_stddev", "noise", "bands",
 )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ _EXPLANATIONS = {  # a line below the line of this name, where that is asked for
     "noise multiplier": "standard deviation of the noise in clips, for updates and count together: what is accounted",
     "adaptive clip": "the clip follows a noisy count of updates within it; that count costs the updates some noise",
     "noise": "the clip is the longest that one user's update may be; the mean is the sum divided by the cohort",
+    "bands": "noise of later rounds cancels some of the earlier, for users drawn from groups in turn (docs/noise.md)",
     "accountant": "how epsilon was computed: both ways are bounds that hold, and the smaller one counts",
     "parameters": "every parameter gets the same noise: its norm grows with the root of their number",
     "can it train?": "no mean is longer than a clip; R clips of noise take 1 + R^2 times the rounds (docs/plan.md)",
@@ -59,8 +60,9 @@ def plan_text(plan: Plan, explain: bool = False) -> str:
         lines += ["", f"  what would bring the noise to {plan.remedies.ratio:g} clip, each alone:"]
         lines += _explained(explain, _EXPLANATIONS["remedies"])
         lines += row_lines(remedy_rows(plan.remedies, plan.population_size, plan.cohort_size), explain)
-    lines += ["", "  the same noise, cohort and rounds under other terms (epsilon):"]
-    lines += [*_explained(explain, _EXPLANATIONS["terms"]), *_comparison(plan)]
+    if plan.comparison:
+        lines += ["", "  the same noise, cohort and rounds under other terms (epsilon):"]
+        lines += [*_explained(explain, _EXPLANATIONS["terms"]), *_comparison(plan)]
     lines += ["", "  epsilon over rounds:", *_explained(explain, _EXPLANATIONS["curve"]), *text_curve(plan.curve)]
     return "\n".join(lines)
 
@@ -92,8 +94,22 @@ def _rows(plan: Plan) -> dict[str, str]:
         "adaptive clip": _cost_of_counting(plan),
         "noise": f"{plan.update_noise:.4g} clips a coordinate on the sum, "
         f"{plan.update_noise / plan.cohort_size:.3g} clips on the mean update",
+        **({"bands": _bands(plan)} if plan.bands > 1 else {}),
         "accountant": _accountants(plan),
     }
+
+
+def _bands(plan: Plan) -> str:
+    memory = f", {plan.noise_memory / 1e6:.3g} MB of memory" if plan.noise_memory else ""
+    return (
+        f"{plan.bands}: {_gain(plan.gain)} times less noise in the models than independent noise leaves; they keep "
+        f"{plan.bands - 1} {'vector' if plan.bands == 2 else 'vectors'}, 4 bytes a parameter{memory}"
+    )
+
+
+def _gain(gain: float) -> str:
+    """How many times less, rounded down."""
+    return f"{math.floor(gain * 100) / 100:.2f}"
 
 
 def text_curve(points: tuple[tuple[int, float], ...], height: int = 6) -> list[str]:
@@ -171,9 +187,18 @@ def table_text(table: NoiseTable, explain: bool = False) -> str:
     terms = f"{table.relation.phrase}, {sampling} sampling, {table.population_size:,} users"
     lines = [f"{warning}({promise}) for {terms}"]
     lines += _explained(explain, "smaller is more private; delta is the chance that epsilon does not hold")
-    lines += ["", "  noise multiplier of the whole round:"]
+    if table.banded:
+        lines += ["", "  bands of the noise, and how many times less of it stays in the models:"]
+        lines += _explained(
+            explain, "1 is independent noise; the memory is a vector of the model's size for each other"
+        )
+        lines += _grid(table, lambda cell: f"{cell.bands}, {_gain(cell.gain)}x " if cell.bands > 1 else "1 ", explain)
+        lines += ["    noise cancels over so many rounds: train with --noise banded (docs/noise.md)"]
+        lines += ["", "  noise that stays in the models, as the multiplier of independent noise:"]
+    else:
+        lines += ["", "  noise multiplier of the whole round:"]
     lines += _explained(explain, "standard deviation of the noise on the sum over users, in clips")
-    lines += _grid(table, lambda cell: f"{ratio_text(cell.noise_multiplier, 3)} ", explain)
+    lines += _grid(table, lambda cell: f"{ratio_text(cell.noise_multiplier * cell.lasting_share, 3)} ", explain)
     lines.append("")
     lines += _for_any_model(table, explain) if table.parameters is None else _for_model(table, explain)
     return "\n".join(lines)
@@ -187,7 +212,8 @@ def _for_any_model(table: NoiseTable, explain: bool) -> list[str]:
         *_explained(explain, "no mean update is longer than a clip; models beyond this drown in noise (docs/plan.md)"),
         *_grid(table, lambda cell: f"{_short(cell.most_parameters)} ", explain),
         "",
-        "  add --parameters P or --model FILE.py for a verdict, --cohort-size and --rounds for one plan in full",
+        "  add --parameters P or --model FILE.py for a verdict, --cohort-size and --rounds for one plan in full"
+        + "\n  (with --noise banded)" * table.banded,
         *_explained(explain, least),
     ]
 

@@ -191,7 +191,7 @@ def run(
         """Says what begins, once nothing has refused it."""
 
         def on_start(self, training: Training, state: TrainState) -> None:
-            console.tell("\n".join(filter(None, [announced, _can_it_train(training)])))
+            console.tell(announced)
             if done := state.round_index:
                 charged = max(state.ledger, directory.charged, key=lambda ledger: ledger.rounds)
                 spent = f"; what was released so far spent epsilon {training.guarantee_of(charged).epsilon_text}"
@@ -386,19 +386,6 @@ def _check_early_stopping(metric: str, evaluate: EvaluateModel, training: Traini
         names = list(evaluate(model))
     if metric not in names:
         raise refuse("early_stopping", metric, f"one of {', '.join(names)}", nearest(metric, names))
-
-
-def _can_it_train(training: Training) -> str:
-    """The planner's line on the noise; empty where there is none, or where a warning says that it is hopeless."""
-    from ..privacy.feasibility import Verdict, verdict
-    from .plan_text import noise_rows
-
-    ratio = training.noise_norm
-    if ratio == 0 or verdict(ratio) is Verdict.HOPELESS:
-        return ""
-    said = noise_rows(ratio, training.dim, training.cohort_size)
-    rate = f"; the server rate {said['server rate']}" if "server rate" in said else ""
-    return f"can it train?  {said['can it train?']}{rate}"
 
 
 def _write_report(path: Path) -> Path | None:

@@ -13,13 +13,14 @@ multiplier, as groups are smaller than the population; more bands cancel more. `
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 
 import numpy as np
 
 from ..errors import check_whole, refuse
-from .calibration import quick_noise_multiplier_for
-from .events import GroupedPoissonSampling, PoissonSampling
+from .calibration import quick_noise_multiplier_for, rough_noise_multiplier_for
+from .events import sampling_named
 from .numerics import Array
 from .relations import Relation
 
@@ -28,7 +29,7 @@ _BANDS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # to choose from; mor
 _EMPTY = 1e-6  # a number of groups that leaves one empty with a chance above this is refused
 _DIVERGED = 1e100  # noise of coefficients that the search only passes by
 _GAIN = 0.995  # more bands take more memory: the noise on the models has to fall to this share
-_WORSE = 1.05  # the search ends where that noise is so many times the least found
+_FIRST = 4  # the place in _BANDS where the search begins
 
 
 @lru_cache(maxsize=256)
@@ -78,7 +79,7 @@ def model_noise(rounds: int, bands: int) -> float:
 
 def lasting_share(rounds: int, bands: int) -> float:
     """What banded noise leaves in the models: independent noise smaller by this factor would leave as much."""
-    return model_noise(rounds, bands) / model_noise(rounds, 1)
+    return 1.0 if bands == 1 else model_noise(rounds, bands) / model_noise(rounds, 1)
 
 
 def check_bands(bands: int, cohort_size: int, population_size: int) -> None:
@@ -99,21 +100,46 @@ def choose_bands(
     *, cohort_size: int, population_size: int, rounds: int, epsilon: float, delta: float, relation: Relation
 ) -> int:
     """The number of bands with the least noise on the models; 1, independent noise, where more gain nothing."""
-    best, least = 1, math.inf
-    for bands in _BANDS if rounds <= MOST_ROUNDS else ():
-        if bands > rounds or not _fits(bands, cohort_size, population_size):
-            break
-        rate = bands * cohort_size / population_size
-        sampling = PoissonSampling(rate) if bands == 1 else GroupedPoissonSampling(rate, bands)
-        z = quick_noise_multiplier_for(
-            sampling=sampling, rounds=rounds, epsilon=epsilon, delta=delta, relation=relation
-        )
-        noise = z * model_noise(rounds, bands)
-        if noise < _GAIN * least:
-            best, least = bands, noise
-        elif noise > _WORSE * least:
-            break
-    return best
+    return bands_and_noise(cohort_size, population_size, rounds, epsilon, delta, relation)[0]
+
+
+def bands_and_noise(
+    cohort_size: int, population_size: int, rounds: int, epsilon: float, delta: float, relation: Relation
+) -> tuple[int, float, float]:
+    """`choose_bands`, the noise multiplier that these bands need, and that of independent noise; by the rough bound.
+
+    The quick bound, by which bands are compared, is too far off to tell few bands from none.
+    """
+
+    def multiplier(bands: int, bound: Callable[..., float]) -> float:
+        sampling = sampling_named("poisson", cohort_size, population_size, bands)
+        return bound(sampling=sampling, rounds=rounds, epsilon=epsilon, delta=delta, relation=relation)
+
+    choice = (
+        [1]
+        if rounds > MOST_ROUNDS
+        else [bands for bands in _BANDS if bands <= rounds and _fits(bands, cohort_size, population_size)]
+    )
+
+    @cache
+    def noise(place: int) -> float:
+        if not 0 <= place < len(choice):
+            return math.inf
+        return multiplier(choice[place], quick_noise_multiplier_for) * lasting_share(rounds, choice[place])
+
+    # Down or up from here: the noise falls up to the best and rises after it, but for a step where rounds / bands is
+    # rounded up.
+    place = min(_FIRST, len(choice) - 1)
+    while _GAIN * noise(fewer := min(place - 1, place - 2, key=noise)) <= noise(place):
+        place = fewer
+    while noise(more := min(place + 1, place + 2, key=noise)) < _GAIN * noise(place):
+        place = more
+    best = choice[place]
+    alone = multiplier(1, rough_noise_multiplier_for)
+    z = alone if best == 1 else multiplier(best, rough_noise_multiplier_for)
+    if z * lasting_share(rounds, best) > _GAIN * alone:
+        return 1, alone, alone
+    return best, z, alone
 
 
 def _solved(coefficients: Array, values: Array, transposed: bool = False) -> Array:

@@ -123,10 +123,16 @@ _SAMPLINGS: dict[str, type[Sampling]] = {
 }
 
 
-def sampling_named(name: str, cohort_size: int, population_size: int) -> PoissonSampling | FixedSizeSampling:
-    """The sampling that settings call "poisson" (of this expected size) or "fixed"."""
+def sampling_named(
+    name: str, cohort_size: int, population_size: int, bands: int = 1
+) -> PoissonSampling | GroupedPoissonSampling | FixedSizeSampling:
+    """The sampling that settings call "poisson" (of this expected size; in groups for noise with bands) or "fixed"."""
     fixed = FixedSizeSampling(cohort_size, population_size)  # checks both sizes
     is_poisson = check_choice("sampling", name, ("poisson", "fixed")) == "poisson"
+    if bands > 1:
+        if not is_poisson:
+            raise refuse("bands", bands, "1 where sampling='fixed'", "take sampling='poisson'")
+        return GroupedPoissonSampling(bands * cohort_size / population_size, bands)
     return PoissonSampling(fixed.rate) if is_poisson else fixed
 
 

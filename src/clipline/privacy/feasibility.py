@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import SettingError, check_whole, refuse
 from .accountant import quick_epsilon, rough_epsilon
+from .banded_noise import lasting_share
 from .events import GaussianEvent, sampling_named
 from .guarantee import default_delta, rounded_up
 from .ledger import Ledger
@@ -142,11 +143,13 @@ class Setup:
     relation: Relation
     delta: float | None  # None: `default_delta` of the number of users
     count_stddev: float | None  # None: what `default_count_stddev` says
+    bands: int = 1  # of the noise; fewer where groups would be smaller than the cohort
 
     def spent(self, bound: Callable[..., float], population_size: int, cohort_size: int, noise: float) -> float:
-        """Epsilon, by this bound, with so many users and this noise on the summed updates."""
-        z = whole_round_noise(noise, cohort_size, self.count_stddev)
-        event = GaussianEvent(sampling_named(self.sampling, cohort_size, population_size), z)
+        """Epsilon, by this bound, with so many users and this noise on the summed updates that stays in the models."""
+        bands = min(self.bands, population_size // cohort_size)
+        z = whole_round_noise(noise / lasting_share(self.rounds, bands), cohort_size, self.count_stddev)
+        event = GaussianEvent(sampling_named(self.sampling, cohort_size, population_size, bands), z)
         delta = default_delta(population_size) if self.delta is None else self.delta
         return bound(Ledger().add(event, self.rounds), delta=delta, relation=self.relation)
 
@@ -186,7 +189,10 @@ class Remedies:
 
 
 def find_remedies(setup: Setup, delta_noise_multiplier: float, parameters: Parameters) -> Remedies | None:
-    """What brings noise of this multiplier down to a feasible norm on the mean update; None where it is feasible."""
+    """What brings noise of this multiplier down to a feasible norm on the mean update; None where it is feasible.
+
+    Of banded noise the multiplier is that of independent noise that would leave as much in the models.
+    """
     n, m, count, ratio = setup.population_size, setup.cohort_size, count_parameters(parameters), Verdict.FEASIBLE.most
     if noise_norm(delta_noise_multiplier, m, count) <= ratio:
         return None
@@ -249,15 +255,23 @@ class NoiseCell:
     rounds: int
     noise_multiplier: float  # of the whole round
     delta_noise_multiplier: float  # of the summed updates
+    bands: int = 1
+    lasting_share: float = 1.0  # of banded noise, that stays in the models
+    gain: float = 1.0  # how many times less noise stays there than independent noise would leave
+
+    @property
+    def lasting_noise(self) -> float:
+        """The multiplier on summed updates of independent noise that would leave as much in the models."""
+        return self.delta_noise_multiplier * self.lasting_share
 
     @property
     def most_parameters(self) -> int:
         """How many parameters can be trained with noise on their mean update that is feasible."""
-        return math.floor(most_parameters(self.delta_noise_multiplier, self.cohort_size, Verdict.FEASIBLE.most))
+        return math.floor(most_parameters(self.lasting_noise, self.cohort_size, Verdict.FEASIBLE.most))
 
     def noise_norm(self, parameters: int) -> float:
-        """The norm of the noise on the mean update, in clips."""
-        return noise_norm(self.delta_noise_multiplier, self.cohort_size, parameters)
+        """The norm of the noise on the mean update that stays in the models, in clips."""
+        return noise_norm(self.lasting_noise, self.cohort_size, parameters)
 
 
 @dataclass(frozen=True)
@@ -272,6 +286,7 @@ class NoiseTable:
     cells: tuple[NoiseCell, ...] = field(repr=False)  # cohorts rise, and within a cohort the rounds
     parameters: int | None = None
     remedies: Remedies | None = field(default=None, repr=False)  # of `best`, where that is not feasible
+    banded: bool = False
 
     @property
     def cohorts(self) -> tuple[int, ...]:
@@ -292,7 +307,7 @@ class NoiseTable:
     @property
     def best(self) -> NoiseCell:
         """The cell with the least noise on the mean update."""
-        return min(self.cells, key=lambda cell: cell.delta_noise_multiplier / cell.cohort_size)
+        return min(self.cells, key=lambda cell: cell.lasting_noise / cell.cohort_size)
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -304,6 +319,7 @@ class NoiseTable:
             "sampling": self.sampling,
             "relation": str(self.relation),
             "sound": self.relation.sound,
+            "noise": "banded" if self.banded else "independent",
             "parameters": self.parameters,
             "table": [self._cell_json(cell) for cell in self.cells],
             "remedies": None if self.remedies is None else self.remedies.to_json(),

@@ -11,8 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import SettingError, check_number, refuse
-from ..settings import check
+from ..settings import SETTINGS, check
 from .accountant import account, account_renyi, default_relation, rough_epsilon
+from .banded_noise import bands_and_noise, check_bands, choose_bands, lasting_share
 from .calibration import cohort_within, least_scale, noise_multiplier_for, rough_noise_multiplier_for, rounds_within
 from .events import GaussianEvent, sampling_named
 from .feasibility import (
@@ -56,6 +57,8 @@ class Plan:
     curve: tuple[tuple[int, float], ...] = field(repr=False)  # rounds, epsilon at most
     parameters: int | None = None  # how many are trained, if that was given
     remedies: Remedies | None = field(default=None, repr=False)  # where so many cannot be expected to train
+    bands: int = 1  # of the noise: 1 is independent
+    gain: float = 1.0  # how many times less noise stays in the models than independent noise would leave, about
 
     @property
     def rate(self) -> float:
@@ -69,9 +72,22 @@ class Plan:
         return self.noise_multiplier if delta_noise is None else float(delta_noise)
 
     @property
+    def lasting_noise(self) -> float:
+        """The multiplier on summed updates of independent noise that would leave as much in the models."""
+        return self.update_noise * lasting_share(self.rounds, self.bands)
+
+    @property
     def noise_norm(self) -> float | None:
-        """The norm of the noise on the mean update, in clips. None if the number of parameters was not given."""
-        return None if self.parameters is None else noise_norm(self.update_noise, self.cohort_size, self.parameters)
+        """The norm of the noise on the mean update, in clips. None if the number of parameters was not given.
+
+        Of banded noise the part that stays in the models.
+        """
+        return None if self.parameters is None else noise_norm(self.lasting_noise, self.cohort_size, self.parameters)
+
+    @property
+    def noise_memory(self) -> int | None:
+        """Bytes that earlier noise takes. None if the number of parameters was not given."""
+        return None if self.parameters is None else 4 * (self.bands - 1) * self.parameters
 
     def to_json(self) -> dict[str, Any]:
         """For programs; an infinite epsilon is null."""
@@ -87,6 +103,8 @@ class Plan:
             "population_size": self.population_size,
             "rounds": self.rounds,
             "sampling": self.sampling,
+            "bands": self.bands,
+            "gain": self.gain,
             "relation": str(guarantee.relation),
             "accountant": guarantee.accountant,
             "sound": guarantee.sound,
@@ -103,6 +121,7 @@ class Plan:
     def _model_json(self, norm: float) -> dict[str, Any]:
         return {
             "parameters": self.parameters,
+            "noise_memory": self.noise_memory,
             "noise_norm": norm,
             "verdict": str(verdict(norm)),
             "slowdown": slowdown(norm),
@@ -126,6 +145,8 @@ def plan(
     sampling: str = "poisson",
     relation: Relation | str | None = None,
     count_stddev: float | None = None,
+    noise: str | None = None,
+    bands: int | str | None = None,
     parameters: Parameters | None = None,
     scale: tuple[int, float] | None = None,
 ) -> Plan:
@@ -135,7 +156,8 @@ def plan(
     allows. If left out, `delta` is population_size^-1.1, `count_stddev` is `default_count_stddev`, and the relation
     follows the sampling. `scale=(m, z)` does the third step of the paper's recipe instead: with epsilon and rounds
     given, the least multiple of both that reaches epsilon. `parameters`, how many are trained or the shape of each
-    trained tensor, adds whether such a model can be trained under the noise, and if not, what would help.
+    trained tensor, adds whether such a model can be trained under the noise, and if not, what would help. `noise` and
+    `bands` are those of a training; banded noise is for plans whose cohort is given.
     """
     population_size, terms = _terms(population_size, delta, sampling, relation, epsilon, rounds, cohort_size)
     count = None if parameters is None else count_parameters(parameters)
@@ -143,16 +165,22 @@ def plan(
     m: Any = cohort_size
     z: Any = noise_multiplier
     target: dict[str, Any] = {"rounds": rounds, "epsilon": epsilon, **terms}
+    unasked = noise is None and bands is None
+    number = 1
+    if _is_banded(
+        SETTINGS["noise"].default if unasked else noise, bands, sampling, terms["relation"], asked=not unasked
+    ):
+        number = _bands_of(bands, found, cohort_size, population_size, target, asked=noise is not None)
     if found == "scale":
         m, z = _scaled(scale, population_size, sampling, target)
     elif found == "noise_multiplier":
-        z = noise_multiplier_for(sampling=sampling_named(sampling, m, population_size), **target)
+        z = noise_multiplier_for(sampling=sampling_named(sampling, m, population_size, number), **target)
     elif found == "cohort_size":
         m = cohort_within(noise_multiplier=z, population_size=population_size, sampling=sampling, **target)
         if m == 0:
             raise refuse("epsilon", epsilon, "enough for a cohort of one user", "raise noise_multiplier or epsilon")
     elif found == "rounds":
-        event = GaussianEvent(sampling_named(sampling, m, population_size), z)
+        event = GaussianEvent(sampling_named(sampling, m, population_size, number), z)
         target["rounds"] = rounds_within(event, epsilon=target["epsilon"], **terms)
         if target["rounds"] == 0:
             raise refuse(
@@ -166,9 +194,11 @@ def plan(
         delta_noise = None
 
     def ledger(name: str, rounds: int) -> Ledger:
-        return Ledger().add(GaussianEvent(sampling_named(name, m, population_size), z), rounds)
+        return Ledger().add(GaussianEvent(sampling_named(name, m, population_size, number), z), rounds)
 
     last = target["rounds"]
+    if number > last:
+        raise refuse("bands", number, f"at most the {last} rounds", "take fewer bands")
     guarantee = account(ledger(sampling, last), **terms)
     curve: list[tuple[int, float]] = []
     spent = guarantee.epsilon
@@ -182,14 +212,20 @@ def plan(
         m, population_size, last, sampling, parameters=count, curve=tuple(curve),
         comparison=tuple(
             (name, other, account(ledger(name, last), delta=terms["delta"], relation=other).epsilon)
-            for name in ("poisson", "fixed") for other in Relation if other.sound
+            for name in ("poisson", "fixed") for other in Relation if other.sound and number == 1
         ),
+        bands=number,
     )  # fmt: skip
+    if number > 1 and guarantee.private:
+        alone = rough_noise_multiplier_for(
+            sampling=sampling_named(sampling, m, population_size), rounds=last, epsilon=guarantee.epsilon, **terms
+        )
+        complete = replace(complete, gain=update_noise(alone, m, chosen) / complete.lasting_noise)
     if parameters is None or not guarantee.private:
         return complete
     promised = guarantee.epsilon if epsilon is None else epsilon
-    setup = Setup(population_size, m, last, promised, sampling, terms["relation"], delta, chosen)
-    return replace(complete, remedies=find_remedies(setup, complete.update_noise, parameters))
+    setup = Setup(population_size, m, last, promised, sampling, terms["relation"], delta, chosen, number)
+    return replace(complete, remedies=find_remedies(setup, complete.lasting_noise, parameters))
 
 
 def plan_table(
@@ -202,29 +238,100 @@ def plan_table(
     sampling: str = "poisson",
     relation: Relation | str | None = None,
     count_stddev: float | None = None,
+    noise: str | None = None,
+    bands: int | str | None = None,
     parameters: Parameters | None = None,
 ) -> NoiseTable:
     """The noise that a promise needs, for several cohorts and numbers of rounds, or for the ones given.
 
     With `parameters` also which of these such a model can be trained with; otherwise how many parameters each bears.
+    Noise is banded unless `noise` says otherwise, where that can be accounted; each cell has bands of its own, or up to
+    as many as `bands` says.
     """
     population_size, terms = _terms(population_size, delta, sampling, relation, epsilon, rounds, cohort_size)
     count = None if parameters is None else count_parameters(parameters)
     check("count_stddev", count_stddev)
+    sizes: dict[str, Any] = {"cohort_size": cohort_size or 1, "population_size": population_size}
+    banded = _is_banded(noise, bands, sampling, terms["relation"])
+    if banded and isinstance(bands, int):
+        check_bands(bands, **sizes)
     cells = []
     for m in usual_cohorts(population_size) if cohort_size is None else (cohort_size,):
-        sampled = sampling_named(sampling, m, population_size)
         for last in ROUNDS if rounds is None else (rounds,):
-            z = rough_noise_multiplier_for(sampling=sampled, rounds=last, epsilon=epsilon, **terms)
-            cells.append(NoiseCell(m, last, z, update_noise(z, m, count_stddev)))
-    table = NoiseTable(population_size, epsilon, terms["delta"], terms["relation"], sampling, tuple(cells), count)
+            target = {"rounds": last, "epsilon": epsilon, **terms}
+            cells.append(_cell(m, population_size, sampling, count_stddev, (bands or "auto") if banded else 1, target))
+    table = NoiseTable(
+        population_size, epsilon, terms["delta"], terms["relation"], sampling, tuple(cells), count, banded=banded
+    )
     if parameters is None:
         return table
     best = table.best
     setup = Setup(
-        population_size, best.cohort_size, best.rounds, epsilon, sampling, terms["relation"], delta, count_stddev
-    )
-    return replace(table, remedies=find_remedies(setup, best.delta_noise_multiplier, parameters))
+        population_size, best.cohort_size, best.rounds, epsilon, sampling, terms["relation"], delta, count_stddev,
+        best.bands,
+    )  # fmt: skip
+    return replace(table, remedies=find_remedies(setup, best.lasting_noise, parameters))
+
+
+def _cell(
+    m: int, population_size: int, sampling: str, count_stddev: float | None, bands: int | str, target: dict[str, Any]
+) -> NoiseCell:
+    """The cell of this cohort and these rounds; with bands of a number, fewer where groups would be too small."""
+    if bands == "auto":
+        number, z, alone = bands_and_noise(m, population_size, **target)
+    else:
+        number = min(int(bands), target["rounds"], population_size // m)
+        z, alone = (
+            rough_noise_multiplier_for(sampling=sampling_named(sampling, m, population_size, one), **target)
+            for one in (number, 1)
+        )
+    noise, share = update_noise(z, m, count_stddev), lasting_share(target["rounds"], number)
+    gain = update_noise(alone, m, count_stddev) / (noise * share)
+    return NoiseCell(m, target["rounds"], z, noise, number, share, gain)
+
+
+def _is_banded(
+    noise: str | None, bands: int | str | None, sampling: str, relation: Relation, *, asked: bool = True
+) -> bool:
+    """Whether noise is banded: as `noise` says, else where that can be accounted. Refused if `asked` and it cannot."""
+    for name, value in (("noise", noise), ("bands", bands)):
+        if value is not None:
+            check(name, value)
+    accountable = sampling == "poisson" and relation in (Relation.ADD_OR_REMOVE, Relation.ZERO_OUT)
+    if noise == "independent":
+        if bands not in (None, "auto"):
+            raise refuse("bands", bands, "left out where noise='independent'", "set noise='banded'")
+        return False
+    if asked and (noise or bands) and not accountable:
+        limit = "'independent' but for Poisson sampling and the relations add-or-remove and zero-out"
+        raise refuse("noise", "banded", limit, "leave sampling and relation out")
+    return accountable
+
+
+def _bands_of(
+    bands: int | str | None,
+    found: str,
+    cohort_size: int | None,
+    population_size: int,
+    target: dict[str, Any],
+    *,
+    asked: bool,
+) -> int:
+    """How many bands the noise of one plan has."""
+    if found in ("cohort_size", "scale"):
+        if asked or bands is not None:
+            raise refuse("noise", "banded", "'independent' where the cohort is to be found", "give cohort_size")
+        return 1
+    assert cohort_size is not None
+    sizes: dict[str, Any] = {"cohort_size": cohort_size, "population_size": population_size}
+    if isinstance(bands, int):
+        check_bands(bands, **sizes)
+        return bands
+    if found == "noise_multiplier":
+        return choose_bands(**sizes, **target)
+    if asked or bands is not None:
+        raise refuse("bands", "auto", "a number where noise_multiplier is given", "give bands=8, say, or epsilon")
+    return 1
 
 
 def _terms(

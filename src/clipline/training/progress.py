@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ..console import QUIET_SECONDS, Bar, clock
+from ..console import QUIET_SECONDS, Bar, clock, tell
 from ..federated.round import TrainState
+from ..privacy.feasibility import Verdict, verdict, verdict_text
 from .callbacks import Callback
 from .result import Metrics, RoundReport
 
@@ -26,7 +27,8 @@ class Progress(Callback):
     every ten seconds; and for the last round. `metric` names the one to show, from the first round on; left out, all
     metrics of the last evaluation are shown. While a program is compiled that is said instead of the speed, of which
     compiling is no part. When the run is over that is said, and a bar is green only if the run finished and looks well:
-    see `TrainResult.findings`. Speed and time left depend on which users are drawn: the guarantee does not cover them.
+    see `TrainResult.findings`. Where the noise is not comfortably small, the planner's line on it comes first. Speed
+    and time left depend on which users are drawn: the guarantee does not cover them.
     """
 
     def __init__(self, metric: str | None = None) -> None:
@@ -38,6 +40,8 @@ class Progress(Callback):
     def on_start(self, training: Training, state: TrainState) -> None:
         """Begin to count at the round that comes next."""
         self._rounds, self._first = training.rounds, state.round_index
+        if verdict(ratio := training.noise_norm) in (Verdict.FEASIBLE, Verdict.DOUBTFUL):  # of worse a warning tells
+            tell(f"can it train?  {verdict_text(ratio)}")
         self._begun = time.perf_counter()
         self._waits_since: float | None = None
         self._metrics, self._spent = {}, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import math
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -189,22 +190,19 @@ def labelled_images(chunk: Chunk, *, field: str, shape: tuple[int, ...], unit: f
     `unit` is the value that becomes 255; values below 0 or above it are refused, as are classes out of range.
     """
     ids, fields = chunk
+    for name, one, kinds, most in ((field, shape, "biuf", unit), ("label", (), "iu", classes - 1)):
+        values = fields[name]
+        if values.dtype.kind not in kinds:
+            raise PopulationError(f"field {name!r} is {values.dtype} but must hold numbers: wrong file?")
+        if values.size != len(ids) * math.prod(one):
+            held = f"{one}" if one else "one"
+            raise PopulationError(
+                f"field {name!r} has rows of shape {values.shape[1:]} but must hold {held}: wrong file?"
+            )
+        if values.size and not (values.min() >= 0 and values.max() <= most):
+            found = f"values from {values.min()} to {values.max()}"
+            raise PopulationError(f"field {name!r} has {found} but must lie from 0 to {most:g}: wrong file?")
     raw, labels = fields[field], fields["label"]
-    for name, array, kinds in ((field, raw, "biuf"), ("label", labels, "iu")):
-        if array.dtype.kind not in kinds:
-            raise PopulationError(f"field {name!r} is {array.dtype} but must hold numbers: wrong file?")
-    if labels.size != len(ids):
-        raise PopulationError(f"field 'label' has rows of shape {labels.shape[1:]} but must hold one: wrong file?")
-    if raw.size != len(ids) * int(np.prod(shape)):
-        raise PopulationError(f"field {field!r} has rows of shape {raw.shape[1:]} but must hold {shape}: wrong file?")
-    if raw.size and not (raw.min() >= 0 and raw.max() <= unit):
-        raise PopulationError(
-            f"field {field!r} has values from {raw.min()} to {raw.max()} but must lie from 0 to {unit:g}: wrong file?"
-        )
-    if labels.size and not (labels.min() >= 0 and labels.max() < classes):
-        raise PopulationError(
-            f"field 'label' has values from {labels.min()} to {labels.max()} but must be below {classes}: wrong file?"
-        )
     pixels = raw if unit == 255 else np.rint(raw * np.float32(255 / unit))
     return ids, {
         "pixels": pixels.astype(np.uint8).reshape(len(ids), *shape),

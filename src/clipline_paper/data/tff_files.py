@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import lzma
-import math
 import sqlite3
 import tempfile
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
@@ -150,7 +149,7 @@ def read_tff_sqlite(
             second = lambda done, total: progress(size + size * done // total, 2 * size)  # noqa: E731
             yield from _examples(plain, split, fields, without_rows, second)
         return
-    with _sqlite_errors(file):
+    with _errors_of(file, "SQLite"):
         yield from _examples(
             file, split, fields, without_rows, lambda done, total: progress(size * done // total, size)
         )
@@ -159,7 +158,7 @@ def read_tff_sqlite(
 @contextmanager
 def decompressed(file: Path, folder: Path, progress: Callable[[int], None]) -> Iterator[Path]:
     """The plain file of a `.lzma` file, in a folder of its own inside `folder`; gone afterwards."""
-    with _sqlite_errors(file), tempfile.TemporaryDirectory(dir=folder, prefix=f".{file.stem}.") as own:
+    with _errors_of(file, "SQLite"), tempfile.TemporaryDirectory(dir=folder, prefix=f".{file.stem}.") as own:
         target = Path(own) / file.stem
         with file.open("rb") as raw, lzma.open(raw) as stream, target.open("wb") as plain:
             while block := stream.read(_BLOCK):
@@ -169,12 +168,24 @@ def decompressed(file: Path, folder: Path, progress: Callable[[int], None]) -> I
 
 
 @contextmanager
-def _sqlite_errors(file: Path) -> Iterator[None]:
+def _errors_of(file: Path, layout: str) -> Iterator[None]:
+    """Whatever a damaged file makes a library say, in a sentence."""
     try:
         yield
-    except (sqlite3.DatabaseError, lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
+    except PopulationError:
+        raise
+    except (
+        sqlite3.Error,
+        lzma.LZMAError,
+        EOFError,
+        OSError,
+        RuntimeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise PopulationError(
-            f"{str(file)!r} cannot be read as TFF's SQLite ({short(error)}): copy or download it again"
+            f"{str(file)!r} cannot be read as TFF's {layout} ({short(error)}): copy or download it again"
         ) from None
 
 
@@ -187,7 +198,7 @@ def _examples(
         total = _promised(base, split)
         listed = "SELECT client_id FROM client_metadata WHERE split_name = ? AND num_examples = 0"
         for (user,) in base.execute(listed, (split,)):
-            without_rows(_text_id(user))
+            without_rows(*text_array([user], "client ids"))
         query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?"
         names = None if fields is None else list(fields)
         users: list[str] = []
@@ -198,7 +209,7 @@ def _examples(
                 yield text_array(users, "client ids"), _columns(users, rows, names or [])
                 users, rows, held = [], [], 0
                 progress(done, total)
-            row = _parsed(_text_id(user), data, names)
+            row = _parsed(user, data, names)
             names = list(row) if names is None else names
             users.append(user)
             rows.append(row)
@@ -216,16 +227,8 @@ def _promised(base: sqlite3.Connection, split: str) -> int:
     splits = dict(base.execute("SELECT split_name, SUM(num_examples) FROM client_metadata GROUP BY split_name"))
     if split not in splits:
         raise PopulationError(f"the file has no split {split!r}: {nearest(split, splits)}")
-    if not isinstance(splits[split], int):
-        raise sqlite3.DatabaseError(f"client_metadata holds counts of {split!r} that are no whole numbers")
-    return int(splits[split])
-
-
-def _text_id(user: object) -> str:
-    """A client's id: SQLite stores anything in any column."""
-    if not isinstance(user, str):
-        raise sqlite3.DatabaseError(f"a client's id is {type(user).__name__}, not text")
-    return user
+    total: int = splits[split]  # SQLite stores anything in any column: what is no number is unequal to what comes
+    return total
 
 
 def _parsed(user: str, data: bytes, names: list[str] | None) -> dict[str, Value]:
@@ -261,10 +264,6 @@ def _column(users: list[str], name: str, values: list[Value]) -> NDArray[Any]:
     return column[:, 0] if column.shape[1] == 1 else column
 
 
-_MANY = 1 << 17  # entries; larger data sets are compared with what the file stores of them
-_PACKED = 1100  # gzip compresses by a factor of at most 1032
-
-
 def read_tff_hdf5(
     path: str | Path,
     *,
@@ -280,46 +279,33 @@ def read_tff_hdf5(
     import h5py
 
     file = existing_file(path)
-    try:
-        with h5py.File(file, "r") as root:
-            clients = root.get("examples")
-            if not isinstance(clients, h5py.Group):
-                raise PopulationError(f"{str(file)!r} has no group 'examples': give a file in TFF's layout")
-            ids: list[str] = []
-            parts: list[dict[str, NDArray[Any]]] = []
-            names: list[str] = []
-            held = 0
-            for done, (client, group) in enumerate(clients.items(), start=1):
-                if not isinstance(group, h5py.Group) or not isinstance(client, str):
-                    raise PopulationError(f"client {client!r} is no group: give a file in TFF's layout")
-                if len(group):
-                    names = names or chosen(_named(client, group), fields, repr(str(file)))
-                    part = _fields(client, group, names)
-                if not len(group) or not len(part[names[0]]):
-                    without_rows(client)  # its arrays may have any shape and type, as h5py's defaults do
-                    continue
-                ids.append(client)
-                parts.append(part)
-                held += sum(_bytes(array) for array in parts[-1].values())
-                if held > CHUNK_BYTES:
-                    yield _joined(ids, parts)
-                    ids, parts, held = [], [], 0
-                    progress(done, len(clients))
-            if ids:
+    with _errors_of(file, "HDF5"), h5py.File(file, "r") as root:
+        clients = root.get("examples")
+        if not isinstance(clients, h5py.Group):
+            raise PopulationError(f"{str(file)!r} has no group 'examples': give a file in TFF's layout")
+        ids: list[str] = []
+        parts: list[dict[str, NDArray[Any]]] = []
+        names: list[str] = []
+        held = 0
+        for done, (client, group) in enumerate(clients.items(), start=1):
+            if not isinstance(group, h5py.Group):
+                raise PopulationError(f"client {client!r} is no group: give a file in TFF's layout")
+            if len(group):
+                names = names or chosen(list(group), fields, repr(str(file)))
+                part = _fields(client, group, names)
+            if not len(group) or not len(part[names[0]]):
+                without_rows(client)  # its arrays may have any shape and type, as h5py's defaults do
+                continue
+            ids.append(client)
+            parts.append(part)
+            held += sum(_bytes(array) for array in part.values())
+            if held > CHUNK_BYTES:
                 yield _joined(ids, parts)
-            progress(len(clients), len(clients))
-    except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
-        raise PopulationError(
-            f"{str(file)!r} cannot be read as TFF's HDF5 ({short(error)}): copy or download it again"
-        ) from None
-
-
-def _named(client: str, group: Any) -> list[str]:
-    """The names of a client's fields. h5py gives bytes for those that are not UTF-8."""
-    for name in group:
-        if not isinstance(name, str):
-            raise PopulationError(f"client {client!r} has a field {name!r}, which is not UTF-8: copy the file again")
-    return list(group)
+                ids, parts, held = [], [], 0
+                progress(done, len(clients))
+        if ids:
+            yield _joined(ids, parts)
+        progress(len(clients), len(clients))
 
 
 def _fields(client: str, group: Any, names: list[str]) -> dict[str, NDArray[Any]]:
@@ -327,7 +313,7 @@ def _fields(client: str, group: Any, names: list[str]) -> dict[str, NDArray[Any]
     for name in names:
         if name not in group:
             raise PopulationError(f"client {client!r} has no field {name!r} as others have: leave it out of the fields")
-        array = _content(client, name, group[name])
+        array = np.asarray(group[name][()])
         if array.ndim == 0:
             raise PopulationError(f"client {client!r} has one value as {name!r}, not a list: copy the file again")
         part[name] = text_array(array.reshape(-1), f"client {client!r}") if array.dtype.kind in "OS" else array
@@ -336,24 +322,6 @@ def _fields(client: str, group: Any, names: list[str]) -> dict[str, NDArray[Any]
         counts = ", ".join(f"{count} of {name!r}" for name, count in rows.items())
         raise PopulationError(f"client {client!r} has unequal numbers of examples ({counts}): copy the file again")
     return part
-
-
-def _content(client: str, name: str, data: Any) -> NDArray[Any]:
-    """All of a data set, which must be one, of a size that the file can hold and a type that NumPy has."""
-    import h5py
-
-    if not isinstance(data, h5py.Dataset):
-        raise PopulationError(f"client {client!r} has {name!r} as no data set: give a file in TFF's layout")
-    try:
-        if math.prod(data.shape or ()) > _MANY and data.nbytes > _PACKED * data.id.get_storage_size():
-            raise PopulationError(
-                f"client {client!r} has {name!r} of shape {data.shape}, far more than is stored: copy the file again"
-            )
-        return np.asarray(data[()])
-    except (TypeError, ValueError, MemoryError) as error:
-        if isinstance(error, PopulationError):
-            raise
-        raise RuntimeError(f"{name!r} of client {client!r}: {short(error)}") from None
 
 
 def _bytes(array: NDArray[Any]) -> int:

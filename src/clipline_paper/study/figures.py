@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ def draw(findings: Findings, path: Path, data: str) -> None:
 def _footer(protocol: Protocol, data: str) -> str:
     """Scale and data, and how both differ from the paper's."""
     listed = differences(protocol, data)[1:]
-    differing = "; ".join(f"{one.what} {one.ours} (paper: {one.paper})" for one in listed if one.paper != "-")
+    differing = "; ".join(f"{what} {ours} (paper: {papers})" for what, ours, papers in listed if papers != "-")
     said = f"Scale {protocol.scale}: {protocol.rounds} rounds of {protocol.cohort_size} users. Trained on {data}."
     own = " The paper does not have this task." if not protocol.of_paper else ""
     return f"{said}{own} Otherwise than in the paper: {differing}." if differing else f"{said}{own}"
@@ -242,14 +243,6 @@ def _noises(findings: Findings, key: str, said: str) -> tuple[Figure, str]:
     return figure, f"{said} at four levels of noise, each at its best server rate ({_averaged(findings.protocol)})"
 
 
-def _fig5(findings: Findings) -> tuple[Figure, str]:
-    return _noises(findings, "quantile", "clips that follow a quantile")
-
-
-def _fig6(findings: Findings) -> tuple[Figure, str]:
-    return _noises(findings, "clip", "fixed clips")
-
-
 def _fig7(findings: Findings) -> tuple[Figure, str]:
     figure, (left, right) = new_figure(1, 2, width=13, height=5.2)
     protocol, choice = findings.protocol, findings.tables["choice"].rows
@@ -386,7 +379,7 @@ _DRAWN: Mapping[str, Callable[[Findings], tuple[Figure, str]]] = {
     "learning-rates": _rates,
     "fig3": _fig3,
     "fig4": _fig4,
-    "fig5": _fig5,
-    "fig6": _fig6,
+    "fig5": partial(_noises, key="quantile", said="clips that follow a quantile"),
+    "fig6": partial(_noises, key="clip", said="fixed clips"),
     "fig7": _fig7,
 }

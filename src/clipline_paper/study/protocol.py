@@ -279,21 +279,12 @@ def _overridden(protocol: Protocol, overrides: Mapping[str, Any]) -> Protocol:
     return replace(protocol, **changes)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """One choice of a study beside the paper's."""
-
-    what: str
-    ours: str
-    paper: str
-
-
-def differences(protocol: Protocol, data: str) -> list[Difference]:
-    """Where this protocol differs from the paper's on this task; `data` says in words what was trained on."""
+def differences(protocol: Protocol, data: str) -> list[tuple[str, str, str]]:
+    """(what, ours, the paper's) wherever this protocol differs on this task; `data` says what was trained on."""
     own = not protocol.of_paper
     paper = _paper("handwriting" if own else protocol.task)
     original = "not among its tasks" if own else f"{FACTS[protocol.task].users:,} users of the original"
-    found = [Difference("data", data, original)]
+    found = [("data", data, original)]
     names = {
         "rounds": "rounds",
         "cohort_size": "users a round",
@@ -311,13 +302,13 @@ def differences(protocol: Protocol, data: str) -> list[Difference]:
     for name, words in names.items():
         ours, theirs = getattr(protocol, name), NOISES if own and name == "noises" else getattr(paper, name)
         if name in unknown:
-            found.append(Difference(words, _shown(ours), "-"))
+            found.append((words, _shown(ours), "-"))
         elif ours != theirs:
-            found.append(Difference(words, _shown(ours), _shown(theirs)))
+            found.append((words, _shown(ours), _shown(theirs)))
     if protocol.evaluate_last < protocol.average_over:
-        found.append(Difference("measured", f"every {protocol.evaluate_every} rounds", "every round"))
+        found.append(("measured", f"every {protocol.evaluate_every} rounds", "every round"))
     if not protocol.original_splits:
-        found.append(Difference("chosen on, reported on", "disjoint halves of the test users", "mostly the same users"))
+        found.append(("chosen on, reported on", "disjoint halves of the test users", "mostly the same users"))
     return found
 
 

@@ -506,7 +506,8 @@ def _of_group(group: Group, pictures: str) -> list[str]:
     shown: list[str] = []
     for what, entry in group.entries.items():
         protocol = entry.findings.protocol
-        table = _difference_table(entry)
+        table = [f"Scale `{protocol.scale}`. Otherwise than in the paper:", ""]
+        table += _table(["", "here", "paper"], differences(protocol, entry.data))
         if table != shown:  # once for all figures that share it
             lines += table
             shown = table
@@ -518,12 +519,6 @@ def _of_group(group: Group, pictures: str) -> list[str]:
         computed = f"{' and '.join(entry.devices)}, in {' and '.join(entry.precisions)}"
         lines += ["", f"{entry.runs} runs{scaled}, on {computed}.", ""]
     return lines
-
-
-def _difference_table(entry: Entry) -> list[str]:
-    protocol = entry.findings.protocol
-    rows = [[one.what, one.ours, one.paper] for one in differences(protocol, entry.data)]
-    return [f"Scale `{protocol.scale}`. Otherwise than in the paper:", "", *_table(["", "here", "paper"], rows)]
 
 
 def _without_training(rows: Sequence[TableRow], pictures: str) -> list[str]:

@@ -132,7 +132,7 @@ def test_text_goes_through_the_callers_tokeniser_a_whole_role_at_a_time(tmp_path
         ("emnist", "fed_emnist_train.h5", {"split": "test"}, "holds the split 'train', not 'test'"),
         ("emnist", "fed_emnist_train.h5", {"split": "tset"}, "did you mean 'test'?"),
         ("emnist", "fed_emnist_train.h5", {}, "values from 2.0 to 2.0 but must lie from 0 to 1"),
-        ("cifar100", "fed_cifar100_train.h5", {}, "must be below 100"),
+        ("cifar100", "fed_cifar100_train.h5", {}, "field 'label' has values from 1 to 100 but must lie from 0 to 99"),
         ("cifar100", "small.h5", {}, "must hold (32, 32, 3)"),
         (
             "emnist",

@@ -32,7 +32,7 @@ def test_the_scale_paper_is_the_papers_protocol(task):
     # Table 10 of Reddi et al. and offsets up to a half reach Table 1's rates, which were found so.
     assert any(pair == pytest.approx((protocol.client_lr, protocol.server_lr)) for pair in protocol.searched_rates())
     assert len(set(protocol.searched_rates())) == 25
-    listed = {one.what for one in differences(protocol, "the original")}
+    listed = {what for what, *_ in differences(protocol, "the original")}
     assert listed == {"data", "chosen on, reported on"}
 
 
@@ -51,7 +51,7 @@ def test_every_task_has_every_scale(task, scale):
     assert runs[3].evaluate_on == "test"
     assert {0.1, 0.5, 0.9} <= set(protocol.quantiles)
     if scale != "paper":
-        said = {one.what: (one.ours, one.paper) for one in differences(protocol, "here")}
+        said = {what: (ours, papers) for what, ours, papers in differences(protocol, "here")}
         assert said["clip of the first round"][1] == "0.1"
         assert said["users a round"] == (str(protocol.cohort_size), "100")
 

@@ -1,12 +1,10 @@
 import csv
 import math
-import sys
 
 import matplotlib.image
 import numpy as np
 import pytest
 
-from clipline.cli import main
 from clipline.errors import RunError
 from clipline_paper.study.without_training import FIGURE1_VALUES, QUANTILES, figure1, figure2, quantile_loss
 
@@ -69,19 +67,8 @@ def test_files_in_use_are_kept(tmp_path):
     assert (tmp_path / "fig1.csv").read_text() != "mine"
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["fig1"], 0), (["fig8"], 2), (["fig2", "--seed", "-1"], 2)])
-def test_reproduce_from_the_command_line(tmp_path, monkeypatch, capsys, arguments, code):
-    monkeypatch.setattr(sys, "argv", ["clipline", "reproduce", *arguments, "--out", str(tmp_path / "r")])
-    got = 0
-    try:
-        main()
-    except SystemExit as stop:
-        got = stop.code or 0
-    out, err = capsys.readouterr()
-    assert got == code
-    if code == 0:
-        assert (tmp_path / "r" / "fig1.png").exists()
-        assert "fig1.csv" in out
-    else:
-        assert len(err.splitlines()) == 1
-        assert not (tmp_path / "r").exists()
+def test_reproduce_from_the_command_line(tmp_path, clipline):
+    code, out, _ = clipline("reproduce", "fig1", "--out", "r")
+    assert (code, "fig1.csv" in out, (tmp_path / "r" / "fig1.png").exists()) == (0, True, True)
+    code, _, err = clipline("reproduce", "fig2", "--seed", "-1", "--out", "s")
+    assert (code, len(err.splitlines()), (tmp_path / "s").exists()) == (2, 1, False)
