@@ -27,6 +27,7 @@ LEVELS = {
     "data": 4,
     "engine": 5,
     "training": 6,
+    "federation": 7,
     "tasks": 7,
     "layers": 8,
     "serve": 8,

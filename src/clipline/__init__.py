@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .federated.local_sgd import LocalAdam, LocalSGD
     from .federated.mechanism import BandedNoise, IndependentNoise
     from .federated.server_optimisers import ServerAdam, ServerNormalised, ServerSGD, ServerYogi
+    from .federation.simulated import Quantised, RandomMask, SecureSum
     from .privacy.guarantee import Guarantee
     from .privacy.planning import plan
     from .privacy.relations import Relation
@@ -43,10 +44,10 @@ __version__ = "0.1.0"
 __all__ = [
     "BandedNoise", "Callback", "CliplineError", "Compute", "Curves", "EarlyStopping", "Evaluate", "FastParts",
     "FixedClip", "Guarantee", "HopelessNoiseWarning", "IndependentNoise", "LocalAdam", "LocalSGD", "Log",
-    "Perplexity", "Population", "Privacy", "PrivateStatistics", "Progress", "QuantileClip", "Relation",
-    "RunDirectory", "ScheduledClip", "ServerAdam", "ServerNormalised", "ServerSGD", "ServerYogi", "SettingError",
-    "StopOnInterrupt", "TensorBoard", "TrainResult", "Training", "causal_lm_loss", "load", "plan", "run_together",
-    "task_named", "train_many",
+    "Perplexity", "Population", "Privacy", "PrivateStatistics", "Progress", "QuantileClip", "Quantised",
+    "RandomMask", "Relation", "RunDirectory", "ScheduledClip", "SecureSum", "ServerAdam", "ServerNormalised",
+    "ServerSGD", "ServerYogi", "SettingError", "StopOnInterrupt", "TensorBoard", "TrainResult", "Training",
+    "causal_lm_loss", "load", "plan", "run_together", "task_named", "train_many",
 ]  # fmt: skip
 __getattr__, __dir__ = lazily(
     __name__,
@@ -57,6 +58,7 @@ __getattr__, __dir__ = lazily(
         ".federated.clip_controllers": "FixedClip QuantileClip ScheduledClip",
         ".federated.local_sgd": "LocalAdam LocalSGD",
         ".federated.mechanism": "BandedNoise IndependentNoise",
+        ".federation.simulated": "Quantised RandomMask SecureSum",
         ".data.population": "Population",
         ".federated.server_optimisers": "ServerAdam ServerNormalised ServerSGD ServerYogi",
         ".privacy.guarantee": "Guarantee",

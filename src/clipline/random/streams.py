@@ -58,6 +58,10 @@ class Streams:
         """The generator of the noise on this round's release; a cryptographic one for "system"."""
         return SystemNormal() if self.noise_source == "system" else self._generator("noise", round_index)
 
+    def rounding(self, round_index: int) -> np.random.Generator:
+        """The generator by which this round's encoded updates are rounded, where clients are simulated."""
+        return self._fresh() if self.noise_source == "system" else self._generator("rounding", round_index)
+
     def statistic(self, identity: str) -> NormalGenerator:
         """The generator of the noise on one private statistic; no round's noise, whatever the seed."""
         return SystemNormal() if self.noise_source == "system" else self._generator(f"statistic {identity}", 0)

@@ -21,7 +21,8 @@ from ..engine.prefetch import Prefetch, draws_on_device
 from ..errors import CliplineError, failed, refuse
 from ..federated.backend import Backend, CohortRequest
 from ..federated.clipping import ClippedSum
-from ..federated.draws import Draws, NoiseNow, PlainDraws
+from ..federated.discrete_mechanism import DiscreteMechanism
+from ..federated.draws import Draws, NoiseNow, PlainDraws, WholeNoise
 from ..federated.mechanism import Release
 from ..federated.round import Algorithm, TrainState
 from ..privacy.guarantee import Guarantee
@@ -103,6 +104,8 @@ def draws_of(training: Training, until: int) -> Draws:
     """Cohort and noise of the rounds below `until`, drawn ahead unless that is switched off."""
     sampler, problem = training.algorithm.sampler, training.problem
     streams, dim, fast = problem.runs[0].streams, problem.model.dim, problem.fast
+    if isinstance(training.algorithm.mechanism, DiscreteMechanism):
+        return PlainDraws(sampler, streams, dim, problem.device, WholeNoise)
     on_device = draws_on_device(problem)
     if not fast.prefetch:
         return PlainDraws(sampler, streams, dim, problem.device, DeviceNoise if on_device else NoiseNow)

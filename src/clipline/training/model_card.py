@@ -213,6 +213,7 @@ def describe(training: Training) -> dict[str, Any]:
         "server": _scheduled(training.server, training.rounds),
         "privacy": _attributes(training.privacy),
         "noise": _attributes(training.noise) if hasattr(training.noise, "bands") else None,
+        "upload": None if training.upload is None else _attributes(training.upload),
         "compute": _attributes(training.compute),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..engine.core.fast_parts import FastParts
 from ..errors import SettingError, nearest, refuse
@@ -20,6 +20,16 @@ if TYPE_CHECKING:  # torch is loaded when it is needed: settings can be checked 
     from ..engine.choose import Engine, Workers
     from ..engine.core.precision import Precision
     from ..engine.core.row_fields import RowFields
+    from ..federated.backend import Backend
+    from ..federated.round import Algorithm
+
+
+class Upload(Protocol):
+    """How users send what they have trained; `federation/simulated.py` has some."""
+
+    def simulated(self, training: Any) -> tuple[Algorithm, Backend]:
+        """Algorithm and backend of a training (all but its backend is made) whose users upload in this way."""
+        ...
 
 
 @refuses_unknown_keywords

@@ -105,6 +105,8 @@ def _shared_backend(
     """One stack for the users of all runs, in as many processes as the training with most workers has."""
     if any(isinstance(training.backend, TorchrunBackend) for training in trainings):
         raise refuse("workers", "torchrun", "a number where runs train side by side", "start without torchrun")
+    if any(training.upload is not None for training in trainings):
+        raise refuse("upload", "given", "left out where runs train side by side", "run this training alone")
     problem = trainings[0].problem.side_by_side([training.problem for training in trainings])
     users = sum(training.cohort_size for training in trainings)
     trainer = Stacked(trainings[0].one_by_one, users, problem=problem)

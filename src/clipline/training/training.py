@@ -61,7 +61,7 @@ from ..synonyms import SYNONYMS, meant
 from .callbacks import Callback
 from .diagnosis import hopeless_text
 from .loop import Run, drive
-from .options import Compute, Privacy
+from .options import Compute, Privacy, Upload
 from .result import TrainResult
 from .run_directory import checked_path, directory_first
 
@@ -147,6 +147,8 @@ class Training:
     `personal` names parameters (or patterns, "user_vector.*") that stay with their user from round to round: they train
     with the others, start from the model's own values, and are neither clipped, summed nor released. They are private
     data outside the guarantee, see docs/guarantees.md; `unprivate_personal` shows them. Poisson sampling only.
+    `upload` encodes what users send as a federation would, to study its accuracy here: `SecureSum`, `Quantised` or
+    `RandomMask`. One process then trains all users.
     """
 
     @says_where_keywords_belong
@@ -169,6 +171,7 @@ class Training:
         preprocessing: Iterable[Any] = (),
         personal: Sequence[str] = (),
         noise: IndependentNoise | BandedNoise | None = None,
+        upload: Upload | None = None,
         average: bool | None = None,
     ) -> None:
         clip = QuantileClip() if clip is None else clip
@@ -262,7 +265,13 @@ class Training:
         self.trainer = choose_trainer(compute.engine, self.one_by_one, cohort_size, varying=varying)
         warn_of_ranges(self.problem)
         assert compute.workers is not None, "resolved above"
-        self.backend = choose_backend(compute.workers, self.trainer, self.problem, sampler.sampling)
+        self.upload = upload
+        if upload is not None and not hasattr(upload, "simulated"):
+            raise refuse("upload", upload, "SecureSum, Quantised or RandomMask", "give SecureSum(bits=18), say")
+        if upload is None:
+            self.backend = choose_backend(compute.workers, self.trainer, self.problem, sampler.sampling)
+        else:
+            self.algorithm, self.backend = upload.simulated(self)
         self.planned = self.guarantee_of(self.preprocessing.add(self.algorithm.event, self.rounds))
 
     def __repr__(self) -> str:
