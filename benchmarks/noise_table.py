@@ -383,7 +383,8 @@ def written(records: Records) -> str:
         grid = records.best_of_grid(task, 4.0)
         first.append([
             TITLES[task], mean(old), f"{mean(grid[1])} ({grid[0][0]:g}, {grid[0][1]:g})" if grid else "",
-            mean(records.values(task, 4.0, "normalised")), mean(records.values(task, 4.0, "now")), f"**{mean(now)}**",
+            mean(records.values(task, 4.0, "normalised")), mean(records.values(task, 4.0, "now")),
+            f"**{mean(now)}**" if now else "",
             gain(old, now), gain(grid[1], now) if grid else "",
         ])  # fmt: skip
         for epsilon in EPSILONS:

@@ -21,7 +21,7 @@ from clipline.tasks.train_settings import read_toml
 # A machine that goes down when the first round has been written, its checkpoint too, which a thread writes.
 CRASHING = """
 import os, sys
-from clipline.training.storage.run_directory import RunDirectory
+from clipline.training.run_directory import RunDirectory
 write = RunDirectory.on_round
 def write_and_crash(self, *given):
     write(self, *given)

@@ -6,7 +6,7 @@ import hashlib
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..random.streams import Streams
 from .array_checks import check_field, check_finite, check_ids, check_user_ids, checked_offsets, overlapping
 from .chunks import short
 from .column_options import ZERO_UPDATE, ColumnOptions, charges_of
-from .fields import fields_of_arrays
+from .fields import ColumnErrors, fields_of_arrays
 from .fingerprint import fingerprint
 from .grouping import Rows
 from .manifest import (
@@ -152,7 +152,8 @@ class Population:
         """
         given = _given(columns)
         options = ColumnOptions.of(given)
-        ids, arrays = read_dataframe(frame, user, fields=fields, text=text, options=options)
+        with _whole_call(f"from_dataframe(frame, user={user!r}", fields, given):
+            ids, arrays = read_dataframe(frame, user, fields=fields, text=text, options=options)
         return _grouped(ids, arrays, known_users, options, charges_of(given))
 
     @classmethod
@@ -183,7 +184,8 @@ class Population:
         try:
             with tempfile.TemporaryDirectory(prefix="clipline-", dir=folder) as temporary:
                 chunks = read_table(path, user, fields=fields, text=text, options=options)
-                with closing(chunks), Rows(Path(temporary), finite=options.missing != ZERO_UPDATE) as rows:
+                call = _whole_call(f"from_table({str(path)!r}, user={user!r}", fields, given)
+                with call, closing(chunks), Rows(Path(temporary), finite=options.missing != ZERO_UPDATE) as rows:
                     rows.take_in(options.checked(chunks), known_users, Path(path).name)
                     arrays = _of_rows(Path(temporary), rows)
                 return Population(*arrays, options.entries(), charges_of(given))
@@ -492,6 +494,19 @@ def _given(options: ColumnKeywords) -> dict[str, Any]:
 
 def _id_bytes(user_id: object) -> bytes:
     return user_id if isinstance(user_id, bytes) else str(user_id).encode("utf-8", "surrogatepass")
+
+
+@contextmanager
+def _whole_call(begun: str, fields: Sequence[str] | None, given: Mapping[str, Any]) -> Iterator[None]:
+    """End the errors of several columns with the call that takes them all."""
+    try:
+        yield
+    except ColumnErrors as error:
+        chosen = {} if fields is None else {"fields": list(fields)}
+        keywords = {option: {**given.get(option, {}), **columns} for option, columns in error.ways.items()}
+        told = "".join(f", {option}={value!r}" for option, value in {**chosen, **given, **keywords}.items())
+        hint = f"Population.{begun}{told}), with your own values"
+        raise ColumnErrors(f"{error}\nall at once", hint, error.ways) from None
 
 
 def _from_arrays(user_ids: Any, fields: Mapping[str, Any], known_users: Any, given: Mapping[str, Any]) -> Population:

@@ -96,35 +96,38 @@ SETTINGS = {{
 """
 
 
+_COLUMNS = """# How columns become numbers; docs/own_data.md has all options. New tables are read in the same way.
+COLUMNS = {{
+    "fields": {fields},
+{left_out}    "categories": {categories},
+    "timestamps": {timestamps},
+    # What stands for gaps in numbers: the middle is usual. Without it they are refused, as in a label.
+    # Gaps in a column of "categories" count as anything else.
+    "fill": {fill},
+}}
+"""
+_LEFT_OUT_TEXT = """    # Left out, as they are text: {names}. List what one may hold under
+    # "categories" and add it to "fields": it becomes 0, 1, 2, ..., and one more for anything else.
+    # Sentences need a function that makes numbers of them: text=, see docs/own_data.md.
+"""
+_LEFT_OUT = "    # Left out, as they are neither numbers nor times: {names}.\n"
+
+
 def _columns(chosen: Chosen) -> str:
-    names = [column.name for column in chosen.inputs]
-    named = [*names, *chosen.categories, chosen.label]
-    lines = ["# How columns become numbers; docs/own_data.md has all options. New tables are read in the same way."]
-    lines += ["COLUMNS = {", f'    "fields": {_list(named)},']
-    if text := [column.name for column in chosen.left_out if column.kind == "text"]:
-        lines += [
-            f"    # Left out, as they are text: {', '.join(map(_quoted, text))}. List what one may hold under",
-            '    # "categories" and add it to "fields": it becomes 0, 1, 2, ..., and one more for anything else.',
-            "    # Sentences need a function that makes numbers of them: text=, see docs/own_data.md.",
-        ]
-    if other := [column.name for column in chosen.left_out if column.kind != "text"]:
-        lines += [f"    # Left out, as they are neither numbers nor times: {', '.join(map(_quoted, other))}."]
-    categories = dict(chosen.categories)
-    if isinstance(chosen.classes, Sequence):
-        categories[chosen.label] = chosen.classes
-    listed = ", ".join(f"{_quoted(name)}: {_list(values)}" for name, values in categories.items())
-    lines += [f'    "categories": {{{listed}}},']
-    times = [column.name for column in chosen.inputs if column.kind == "time"]
+    inputs = [column.name for column in chosen.inputs]
+    text = [column.name for column in chosen.left_out if column.kind == "text"]
+    other = [column.name for column in chosen.left_out if column.kind != "text"]
+    left_out = _LEFT_OUT_TEXT.format(names=_quoted(text)[1:-1]) if text else ""
+    left_out += _LEFT_OUT.format(names=_quoted(other)[1:-1]) if other else ""
+    classes = {chosen.label: chosen.classes} if isinstance(chosen.classes, Sequence) else {}
     since = f"days since {date.today().year}-01-01"
-    counted = ", ".join(f'{_quoted(name)}: "{since}"' for name in times)
-    lines += [f'    "timestamps": {{{counted}}},']
-    fill = ", ".join(f"{_quoted(name)}: {round(chosen.scales.get(name, (0.0, 1.0))[0])}" for name in names)
-    lines += [
-        "    # What stands for gaps in numbers: the middle is usual. Without it they are refused, as in a label.",
-        '    # Gaps in a column of "categories" count as anything else.',
-    ]
-    lines += [f'    "fill": {{{fill}}},', "}", ""]
-    return "\n".join(lines)
+    return _COLUMNS.format(
+        fields=_quoted([*inputs, *chosen.categories, chosen.label]),
+        left_out=left_out,
+        categories=_quoted({**chosen.categories, **classes}),
+        timestamps=_quoted({column.name: since for column in chosen.inputs if column.kind == "time"}),
+        fill=_quoted({name: round(chosen.scales.get(name, (0.0, 1.0))[0]) for name in inputs}),
+    )
 
 
 def _numbers(chosen: Chosen) -> str:
@@ -223,13 +226,9 @@ def metrics(model, batch):
 '''
 
 
-def _quoted(text: str) -> str:
-    """A string of Python, on one line; JSON's escapes are Python's."""
-    return dumps(text, ensure_ascii=False)
-
-
-def _list(values: Sequence[str]) -> str:
-    return "[" + ", ".join(map(_quoted, values)) + "]"
+def _quoted(value: object) -> str:
+    """Text, a list or a dict of these as Python has it, on one line; JSON's escapes are Python's."""
+    return dumps(value, ensure_ascii=False)
 
 
 RIDERS = 600
