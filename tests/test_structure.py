@@ -175,7 +175,7 @@ BUDGETS = {
     "data": 4695,
     "engine": 12109,
     "federated": 1740,
-    "federation": 692,
+    "federation": 1032,
     "privacy": 4279,
     "random": 440,
     "root files": 1471,
