@@ -172,7 +172,7 @@ def test_a_round_fits_on_one_screen():
 BUDGETS = {
     "cli": 2396,
     "clipline_paper": 4940,
-    "data": 4695,
+    "data": 4664,
     "engine": 12109,
     "federated": 1740,
     "federation": 1032,
