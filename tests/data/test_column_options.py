@@ -203,3 +203,26 @@ def test_categories_of_which_none_occurs_are_refused_in_memory_in_a_file_and_in_
             make(wrong)
         assert sorted(make(some).fields["plan"].tolist()) == [0, 0, 1]
     assert make(some).fields_of(pa.table({"plan": ["team"]}))["plan"].tolist() == [1]  # new rows may all be others
+
+
+def test_what_is_wrong_with_several_columns_is_told_at_once_with_a_call_that_takes_them_all(tmp_path):
+    """The call is run as it stands, so that what it says is true."""
+    rides = pa.table({
+        "rider": ["ann", "bob"], "city": ["A", "4711"], "start": [datetime(2026, 1, 1)] * 2, "age": [30, None],
+        "stops": [[1], [1, 2]], "km": [1.5, None], "left": ["x", "y"],
+    })  # fmt: skip
+    pyarrow.parquet.write_table(rides, tmp_path / "t.parquet")
+    wanted = ["city", "start", "age", "stops", "km"]
+    frame = rides  # by this name in the call
+    for make in (
+        lambda: Population.from_dataframe(frame, user="rider", fields=wanted, fill={"km": 2}),
+        lambda: Population.from_table(tmp_path / "t.parquet", user="rider", fields=wanted, fill={"km": 2}),
+    ):
+        with pytest.raises(PopulationError, match=r"has 4 columns that cannot become fields:\n- ") as error:
+            make()
+        assert all(f"'{name}'" in str(error.value) for name in ("city", "start", "age", "stops"))
+        assert "4711" not in str(error.value)
+        call = str(error.value).partition("all at once: ")[2].removesuffix(", with your own values")
+        people = eval(call, {"Population": Population, "frame": frame})
+        assert people.fields["age"].tolist() == [30, 0]
+        assert (people.fields["km"].tolist(), people.fields["city"].tolist()) == ([1.5, 2.0], [0, 2])

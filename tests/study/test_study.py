@@ -122,9 +122,8 @@ def test_a_run_that_fails_stops_no_other_and_is_named(tmp_path, monkeypatch, cap
     with pytest.raises(FailedRunsError, match="1 of the runs failed and the others are kept") as error:
         study.results(seeds(5))
     bad = study.planned(seeds(3)[2]).id
-    assert f"run {bad} (study_task, quantile 0.5, noise 0, rates 0.5 and 1, seed 2): ValueError: no such luck" in str(
-        error.value
-    )
+    said = f"run {bad} (study_task, quantile 0.5, noise 0, rates 0.5 and the server's own, seed 2): ValueError: no such"
+    assert said in str(error.value)
     assert f"run {bad} " in capsys.readouterr().err
     directory = StudyDirectory(tmp_path)
     assert len(directory.ids()) == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 import signal
 import sys
 import time
@@ -218,7 +219,16 @@ def _in_flags() -> Iterator[None]:
     try:
         yield
     except (PopulationError, SettingError) as error:
-        raise type(error)(_OPTION.sub(_as_flag, str(error))) from error.__cause__
+        said = _OPTION.sub(_as_flag, str(error))
+        ways: dict[str, dict[str, Any]] = getattr(error, "ways", {})  # of several columns: all flags at once
+        given = [
+            (option, f"{name}={','.join(value) if isinstance(value, list) else value}")
+            for option, columns in ways.items()
+            for name, value in columns.items()
+        ]
+        if given:
+            said += "\nall at once: " + " ".join(f"--{option} {shlex.quote(value)}" for option, value in given)
+        raise type(error)(said) from error.__cause__
 
 
 def _as_flag(found: re.Match[str]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any
 
@@ -16,6 +17,38 @@ from .packed_field import Field, PackedField, entry_places, offsets_of
 from .user_ids import is_missing
 
 _NUMBERS = "biufc"
+# What the ways out of errors look like in a call; the values are for the caller to choose.
+_EXAMPLES = {"timestamps": "hours since 2026-01-01", "lengths": 128, "categories": ["A", "B"], "fill": 0}
+
+
+class ColumnErrors(PopulationError):
+    """Several columns cannot become fields: what is wrong with each, and in `ways` options that take them all."""
+
+    def __init__(self, message: str, hint: str = "", ways: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        super().__init__(message, hint)
+        self.ways = dict(ways or {})
+
+
+def each_field(where: str, names: Iterable[str], make: Callable[[str], Mapping[str, Field]]) -> dict[str, Field]:
+    """The fields that `make` makes of each column; if several cannot be made, what is wrong with all of them."""
+    fields: dict[str, Field] = {}
+    wrong: dict[str, PopulationError] = {}
+    for name in names:
+        try:
+            fields |= make(name)
+        except PopulationError as error:
+            wrong[name] = error
+    if len(wrong) == 1:
+        raise next(iter(wrong.values()))
+    if wrong:
+        ways: dict[str, dict[str, Any]] = {}
+        for name, refused in wrong.items():
+            option = re.search(rf"({'|'.join(_EXAMPLES)})=", str(refused))
+            if option:
+                ways.setdefault(option[1], {})[name] = _EXAMPLES[option[1]]
+        told = "".join(f"\n- {refused}" for refused in wrong.values())
+        raise ColumnErrors(f"{where} has {len(wrong)} columns that cannot become fields:{told}", ways=ways)
+    return fields
 
 
 def fields_of_arrays(fields: Mapping[str, Any], options: ColumnOptions) -> dict[str, Field]:
@@ -26,12 +59,15 @@ def fields_of_arrays(fields: Mapping[str, Any], options: ColumnOptions) -> dict[
     """
     options.check_columns(fields)
     check_length_fields(fields, options)
-    arrays: dict[str, Field] = {}
-    for name, field in fields.items():
-        arrays |= (
-            list_fields(name, field, options) if name in options.lengths else {name: field_array(name, field, options)}
-        )
-    return {name: options.scaled(name, array) for name, array in arrays.items()}
+
+    def made(name: str) -> dict[str, Field]:
+        if name in options.lengths:
+            arrays = list_fields(name, fields[name], options)
+        else:
+            arrays = {name: field_array(name, fields[name], options)}
+        return {name: options.scaled(name, array) for name, array in arrays.items()}
+
+    return each_field("the call", fields, made)
 
 
 def list_fields(name: str, rows: Any, options: ColumnOptions) -> dict[str, Field]:

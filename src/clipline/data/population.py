@@ -6,7 +6,7 @@ import hashlib
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -21,19 +21,10 @@ from ..random.streams import Streams
 from .array_checks import check_field, check_finite, check_ids, check_user_ids, checked_offsets, overlapping
 from .chunks import short
 from .column_options import ZERO_UPDATE, ColumnOptions, charges_of
-from .fields import fields_of_arrays
+from .fields import ColumnErrors, fields_of_arrays
 from .fingerprint import fingerprint
 from .grouping import Rows
-from .manifest import (
-    MANIFEST,
-    PACKED_VERSION,
-    VERSION,
-    WAY_OUT,
-    check_field_names,
-    packed_entry,
-    read_entries,
-    write_manifest,
-)
+from .manifest import MANIFEST, WAY_OUT, check_field_names, packed_entry, read_manifest, write_manifest
 from .packed_field import Field, PackedField, is_mapped, offsets_of, taken
 from .readers.dataframes import (
     column_names,
@@ -152,7 +143,8 @@ class Population:
         """
         given = _given(columns)
         options = ColumnOptions.of(given)
-        ids, arrays = read_dataframe(frame, user, fields=fields, text=text, options=options)
+        with _whole_call(f"from_dataframe(frame, user={user!r}", fields, given):
+            ids, arrays = read_dataframe(frame, user, fields=fields, text=text, options=options)
         return _grouped(ids, arrays, known_users, options, charges_of(given))
 
     @classmethod
@@ -183,7 +175,8 @@ class Population:
         try:
             with tempfile.TemporaryDirectory(prefix="clipline-", dir=folder) as temporary:
                 chunks = read_table(path, user, fields=fields, text=text, options=options)
-                with closing(chunks), Rows(Path(temporary), finite=options.missing != ZERO_UPDATE) as rows:
+                call = _whole_call(f"from_table({str(path)!r}, user={user!r}", fields, given)
+                with call, closing(chunks), Rows(Path(temporary), finite=options.missing != ZERO_UPDATE) as rows:
                     rows.take_in(options.checked(chunks), known_users, Path(path).name)
                     arrays = _of_rows(Path(temporary), rows)
                 return Population(*arrays, options.entries(), charges_of(given))
@@ -293,29 +286,14 @@ class Population:
         if not isinstance(folder, str | PathLike):
             raise refuse("folder", type(folder).__name__, "the path of a store", "give Population.open('rides'), say")
         path = Path(folder)
-        manifest = read_entries(path)
-        if manifest.get("version") not in (VERSION, PACKED_VERSION):
-            raise PopulationError(
-                f"{str(path)!r} has version {manifest.get('version')!r} but this clipline reads {VERSION} and "
-                f"{PACKED_VERSION}: {WAY_OUT}"
-            )
-        names, with_ids = manifest.get("fields"), manifest.get("user_ids")
-        if not isinstance(names, list) or not isinstance(with_ids, bool):
-            raise PopulationError(
-                f"{str(path / MANIFEST)!r} must say fields, a list of names, and user_ids, true or false: "
-                "prepare or save the data again"
-            )
-        packed = manifest.get("packed", {})
-        if not isinstance(packed, dict):
-            raise PopulationError(f"{str(path / MANIFEST)!r} has packed as a {type(packed).__name__}: {WAY_OUT}")
-        fields = {name: _opened_field(path, name, packed.get(name)) for name in check_field_names(names)}
-        offsets, user_ids = _mapped(path / "offsets.npy"), _mapped(path / "user_ids.npy") if with_ids else None
+        manifest = read_manifest(path)
+        fields = {name: _opened_field(path, name, manifest.packed.get(name)) for name in manifest.fields}
+        offsets = _mapped(path / "offsets.npy")
+        user_ids = _mapped(path / "user_ids.npy") if manifest.user_ids else None
         try:
-            options = ColumnOptions.of(manifest.get("column_options") or {}).entries()
-            charges = tuple(GaussianEvent.from_json(entries) for entries in manifest.get("charges") or ())
-            return Population(
-                offsets, fields, user_ids, options, charges=charges, example_level=manifest.get("example_level") is True
-            )
+            options = ColumnOptions.of(manifest.column_options).entries()
+            charges = tuple(GaussianEvent.from_json(entries) for entries in manifest.charges)
+            return Population(offsets, fields, user_ids, options, charges, manifest.example_level)
         except (PopulationError, SettingError, AttributeError, TypeError) as error:
             raise PopulationError(f"{str(path)!r}: {error}") from None
 
@@ -492,6 +470,19 @@ def _given(options: ColumnKeywords) -> dict[str, Any]:
 
 def _id_bytes(user_id: object) -> bytes:
     return user_id if isinstance(user_id, bytes) else str(user_id).encode("utf-8", "surrogatepass")
+
+
+@contextmanager
+def _whole_call(begun: str, fields: Sequence[str] | None, given: Mapping[str, Any]) -> Iterator[None]:
+    """End the errors of several columns with the call that takes them all."""
+    try:
+        yield
+    except ColumnErrors as error:
+        chosen = {} if fields is None else {"fields": list(fields)}
+        keywords = {option: {**given.get(option, {}), **columns} for option, columns in error.ways.items()}
+        told = "".join(f", {option}={value!r}" for option, value in {**chosen, **given, **keywords}.items())
+        hint = f"Population.{begun}{told}), with your own values"
+        raise ColumnErrors(f"{error}\nall at once", hint, error.ways) from None
 
 
 def _from_arrays(user_ids: Any, fields: Mapping[str, Any], known_users: Any, given: Mapping[str, Any]) -> Population:

@@ -178,7 +178,8 @@ def describe(parts: Mapping[str, Any]) -> str:
     settings = parts["settings"]
     clip = f"quantile {settings['quantile']:g}" if settings["clip"] == "quantile" else f"clip {settings['clip']}"
     noise = f"epsilon {settings['epsilon']:g}" if "epsilon" in settings else f"noise {settings['noise_multiplier']:g}"
-    rates = f"rates {settings['client_lr']:.3g} and {settings['server_lr']:.3g}"
+    server = f"{settings['server_lr']:.3g}" if "server_lr" in settings else "the server's own"
+    rates = f"rates {settings['client_lr']:.3g} and {server}"
     return f"{parts['task']}, {clip}, {noise}, {rates}, seed {settings['seed']}"
 
 

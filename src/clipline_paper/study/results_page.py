@@ -61,11 +61,6 @@ class Entry:
     runs: int
     epsilon: float | None
 
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """What was found, by name."""
-        return dict(self.findings.numbers)
-
 
 @dataclass(frozen=True)
 class Group:
@@ -88,7 +83,8 @@ class Group:
     @property
     def numbers(self) -> dict[str, Any]:
         """Those about the range of clips and of Figure 7."""
-        return {name: n for e in self.entries.values() if "clip_min" in e.numbers for name, n in e.numbers.items()}
+        found = [entry.findings.numbers for entry in self.entries.values()]
+        return {name: number for numbers in found if "clip_min" in numbers for name, number in numbers.items()}
 
 
 def write_results_page(studies: Sequence[Path], page: Path, *, without_training: bool = True) -> Path:
@@ -256,10 +252,12 @@ def _how_far(groups: Sequence[Group]) -> list[str]:
             "a verdict is about."
         )
     if short:
+        all_of_them = len(by_hand) == len(short) > 1
+        of_these = f"All {len(short)} of these" if all_of_them else f"{len(by_hand)} of these {len(short)}"
         said += [
             f"**Short runs.** {len(short)} of {len(groups)} sets of runs have {min(shares):.1%} to {max(shares):.1%} "
             "of the paper's user updates (rounds times users a round).",
-            f"**Set by hand.** {_of_all(len(by_hand), len(short))} have other settings than their `--scale`: rounds, "
+            f"**Set by hand.** {of_these} have other settings than their `--scale`: rounds, "
             "users a round and the clip's start were chosen for the time at hand.",
             f"**The clip's start was chosen too.** It is {starts[0]:g} to {starts[-1]:g}, where the paper has 0.1 on "
             f"every task. On {len(near)} of {len(short)} ({', '.join(near) or 'none'}) it is within a factor of two of "
@@ -283,10 +281,6 @@ def _how_far(groups: Sequence[Group]) -> list[str]:
         "median's clip at the end", "arithmetic", "seeds, Figure 7", "epsilon", "otherwise than the scale has it",
     ]  # fmt: skip
     return ["## Read this first", "", *(line for one in said for line in _wrapped(one)), "", *_table(header, rows)]
-
-
-def _of_all(count: int, total: int) -> str:
-    return f"All {total} of these" if count == total > 1 else f"{count} of these {total}"
 
 
 _SETTINGS = {
@@ -427,7 +421,11 @@ def _clipping(groups: Sequence[Group], pictures: str) -> list[str]:
         [
             group.name,
             found.numbers.get("verdict", "every run diverged").removeprefix(before)
-            + (f"; {group.entries['learning-rates'].numbers['beside']}" if "learning-rates" in group.entries else ""),
+            + (
+                f"; {group.entries['learning-rates'].findings.numbers['beside']}"
+                if "learning-rates" in group.entries
+                else ""
+            ),
             PAPER_CLIPPING.get(group.task, "-"),
         ]
         for group, found in third
@@ -511,7 +509,8 @@ def _of_group(group: Group, pictures: str) -> list[str]:
         if table != shown:  # once for all figures that share it
             lines += table
             shown = table
-        verdict = f": {entry.numbers['comparison'].verdict}" if "comparison" in entry.numbers else ""
+        numbers = entry.findings.numbers
+        verdict = f": {numbers['comparison'].verdict}" if "comparison" in numbers else ""
         alt = f"{_FIGURES[what]}, {group.name}{verdict}"
         lines += [f"### {_FIGURES[what]}", "", f"![{alt}]({pictures}/{_picture(group, what)})", ""]
         lines += [f"- {line.strip().partition(': give --')[0]}" for line in entry.findings.summary]

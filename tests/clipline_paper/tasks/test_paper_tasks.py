@@ -78,7 +78,9 @@ def test_the_embedded_task_has_facts_that_hold():
 
 @pytest.mark.usefixtures("narrow_resnet")
 @pytest.mark.parametrize("name", PAPER)
-def test_two_rounds_of_five_users_train_and_measure(name):
+def test_two_rounds_of_five_users_train_and_measure(name, monkeypatch):
+    for limit in ("so_nwp.VALIDATION_SENTENCES", "so_lr.VALIDATION_POSTS"):
+        monkeypatch.setattr(f"clipline_paper.tasks.{limit}", 50)
     task = task_named(name)
     settings = settings_of(name, max_examples=2)
     loaded = task.load(settings)
@@ -99,7 +101,7 @@ def test_the_loss_falls_on_a_repeated_batch(name, lr, loaded):
     batch = {field: torch.from_numpy(rows[:4]) for field, rows in task.population.of(0).items()}
     model, losses, local = task.make(0), [], LocalSGD(lr, reduction=task.reduction)
     model.eval()  # without dropout; CIFAR crops, at the same places every time
-    for _ in range(6):
+    for _ in range(3):
         loss = local.reduced(task.loss(model, batch), torch.ones(4, dtype=torch.bool))
         losses.append(loss.item())
         model.zero_grad()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...errors import PopulationError, SettingError
 from ..chunks import FieldChunk, Text
 from ..column_options import ZERO_UPDATE, ColumnOptions
-from ..fields import list_fields, packed
+from ..fields import each_field, list_fields, not_numbers, packed
 from ..packed_field import Field
 from ..user_ids import is_text
 
@@ -41,14 +41,16 @@ def arrow_fields(
     where: str, rows: Any, names: Sequence[str], text: Text | None, options: ColumnOptions, before: int
 ) -> dict[str, Field]:
     """Columns of a batch as fields, all options applied; a column with a declared length gives two."""
-    fields: dict[str, Field] = {}
-    for name in names:
+
+    def made(name: str) -> dict[str, Field]:
         column = rows.column(name)
         if name in options.lengths:
-            fields |= _packed(where, name, _plain(column), text, options, before)
+            arrays = _packed(where, name, _plain(column), text, options, before)
         else:
-            fields[name] = arrow_array(where, name, column, text, options, before)
-    return {name: options.scaled(name, array) if name in options.scale else array for name, array in fields.items()}
+            arrays = {name: arrow_array(where, name, column, text, options, before)}
+        return {name: options.scaled(name, array) for name, array in arrays.items()}
+
+    return each_field(where, names, made)
 
 
 def _packed(
@@ -118,7 +120,9 @@ def arrow_array(
     if column.null_count:
         column = _filled(where, name, column, options, before)
     if is_text(kind):
-        return np.asarray(column.to_numpy(zero_copy_only=False) if text is None else text(column.to_pylist()))
+        if text is None:
+            raise not_numbers(name, "text", column.to_numpy(zero_copy_only=False))
+        return np.asarray(text(column.to_pylist()))
     if not _is_number(kind):
         how = ", as with .dt.total_seconds()," if pa.types.is_duration(kind) else ""
         raise PopulationError(f"{where} has {name!r} as {kind}: turn it into numbers{how} or leave it out")

@@ -193,10 +193,10 @@ def _arrow_table(frame: Any, names: Sequence[str]) -> Any:
         if times[name] > 1:
             raise PopulationError(f"dataframe has {times[name]} columns named {name!r}: rename all but one")
     try:
-        if _is_pandas(frame):
-            return validated(pa.Table.from_pandas(frame[list(names)], preserve_index=False), names)
-        if _is_hugging_face(frame):  # which may be a choice of rows of its table
-            return validated(frame.with_format("arrow")[:], names)
+        if _is_pandas(frame):  # whose other columns may be none that Arrow knows
+            frame = frame[list(names)]
+        elif _is_hugging_face(frame):  # which may be a choice of rows of its table
+            frame = frame.with_format("arrow")[:]
         return validated(pa.table(frame), names)
     except (pa.ArrowException, AttributeError) as error:
         mend = "give its columns one kind of value each, as with astype(str), or leave them out"
