@@ -101,16 +101,18 @@ def test_a_known_data_set_is_prepared_listed_and_described(clipline, tmp_path):
 def test_one_split_alone_goes_straight_into_the_folder(clipline, tmp_path):
     write_original(tmp_path / "files", "cifar100", "hdf5")
     code, out, err = clipline(
-        "data",
-        "prepare",
-        "cifar100",
-        "--from",
-        "files/fed_cifar100_test.h5",
-        "--to",
-        "one",
-        "--split",
-        "test",
-        "--json",
+        *[
+            "data",
+            "prepare",
+            "cifar100",
+            "--from",
+            "files/fed_cifar100_test.h5",
+            "--to",
+            "one",
+            "--split",
+            "test",
+            "--json",
+        ]
     )
     assert code == 0, err
     answer = json.loads(out)
@@ -123,43 +125,31 @@ def test_one_split_alone_goes_straight_into_the_folder(clipline, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["prepare", "tabel", "--from", "posts.jsonl", "--to", "new"], "did you mean 'table'?"),
-        (["prepare", "table", "--from", "posts.jsonl", "--to", "new"], "give --user-column"),
-        (["prepare", "table", "--from", "no.csv", "--to", "new", "--user-column", "a"], "does not exist"),
+        ("prepare tabel --from posts.jsonl --to new", "did you mean 'table'?"),
+        ("prepare table --from posts.jsonl --to new", "give --user-column"),
+        ("prepare table --from no.csv --to new --user-column a", "does not exist"),
         (
-            ["prepare", "table", "--from", "posts.jsonl", "--to", "new", "--user-column", "auhtor"],
+            "prepare table --from posts.jsonl --to new --user-column auhtor",
             "has no user column 'auhtor': did you mean 'author'?",
         ),
         (
-            ["prepare", "table", "--from", "posts.jsonl", "--to", "new", "--user-column", "author"],
+            "prepare table --from posts.jsonl --to new --user-column author",
             "field 'note' is text but a store holds numbers: leave it out",
         ),
-        (["prepare", "table", "--from", "posts.jsonl", "--to", "used", "--user-column", "author"], "'used' is in use"),
+        ("prepare table --from posts.jsonl --to used --user-column author", "'used' is in use"),
+        ("prepare table --from posts.jsonl --to posts.jsonl/new --user-column author", "cannot be written"),
+        ("prepare shakespeare --from posts.jsonl --to new", "neither SQLite with all splits nor one of"),
+        ("prepare so_nwp --from posts.jsonl --to new", "neither stackoverflow.word_count nor"),
+        ("prepare so_nwp --from no.sqlite --to new", "'no.sqlite' does not exist"),
         (
-            ["prepare", "table", "--from", "posts.jsonl", "--to", "posts.jsonl/new", "--user-column", "author"],
-            "'posts.jsonl/new' cannot be written",
-        ),
-        (
-            ["prepare", "shakespeare", "--from", "posts.jsonl", "--to", "new"],
-            "neither SQLite with all splits nor one of",
-        ),
-        (["prepare", "so_nwp", "--from", "posts.jsonl", "--to", "new"], "neither stackoverflow.word_count nor"),
-        (["prepare", "so_nwp", "--from", "no.sqlite", "--to", "new"], "'no.sqlite' does not exist"),
-        (
-            ["prepare", "so_lr", "--from", "posts.jsonl", "--to", "new", "--words", "posts.jsonl"],
+            "prepare so_lr --from posts.jsonl --to new --words posts.jsonl",
             "'posts.jsonl' has 30 entries but the first 10000 are needed",
         ),
-        (["prepare", "emnist", "--from", "fed_emnist_train.h5", "--to", "new"], "'fed_emnist_test.h5' is missing"),
-        (
-            ["prepare", "emnist", "--from", "mine.h5", "--to", "new"],
-            "nor one of fed_emnist_train.h5 and fed_emnist_test",
-        ),
-        (
-            ["prepare", "emnist", "--from", "fed_emnist_train.h5", "--to", "new", "--fields", "label"],
-            "must be left out for 'emnist'",
-        ),
-        (["fetch", "mnist", "--to", "new"], "did you mean 'emnist'?"),
-        (["fetch", "emnist", "--to", "posts.jsonl"], "is a file: give a folder"),
+        ("prepare emnist --from fed_emnist_train.h5 --to new", "'fed_emnist_test.h5' is missing"),
+        ("prepare emnist --from mine.h5 --to new", "nor one of fed_emnist_train.h5 and fed_emnist_test"),
+        ("prepare emnist --from fed_emnist_train.h5 --to new --fields label", "must be left out for 'emnist'"),
+        ("fetch mnist --to new", "did you mean 'emnist'?"),
+        ("fetch emnist --to posts.jsonl", "is a file: give a folder"),
     ],
 )
 def test_bad_input_is_one_sentence_exit_code_2_and_nothing_made(clipline, posts, tmp_path, arguments, words):
@@ -168,7 +158,7 @@ def test_bad_input_is_one_sentence_exit_code_2_and_nothing_made(clipline, posts,
     (tmp_path / "fed_emnist_train.h5").write_text("never opened")
     (tmp_path / "mine.h5").write_text("never opened")
     before = sorted(tmp_path.rglob("*"))
-    code, _, err = clipline("data", *arguments)
+    code, _, err = clipline("data", *arguments.split())
     assert code == 2
     assert words in err.splitlines()[-1]
     assert err.splitlines()[-1].startswith("error: ")

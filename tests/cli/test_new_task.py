@@ -183,41 +183,32 @@ def test_columns_of_any_name_are_written_as_they_are(sales, tmp_path):
     assert list(task.load(task.settings).population.fields) == [odd, "y"]
 
 
+def of(table="sales.csv", user="customer", **more):
+    return [word for name, value in {"table": table, "user": user, **more}.items() for word in (f"--{name}", value)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            ["--table", "sales.csv", "--user", "custmer", "--label", "late"],
-            "has no user column 'custmer': did you mean",
-        ),
-        (["--table", "sales.csv", "--user", "customer", "--label", "x"], "has no label column 'x'"),
-        (["--table", "sales.csv", "--user", "customer"], "label is missing: give --label COLUMN"),
-        (["--table", "sales.csv", "--user", "city", "--label", "city"], "label='city' must be another column than"),
-        (["--table", "sales.csv", "--user", "customer", "--label", "kind"], "as it is text: give --classes yes,no"),
-        (["--table", "sales.csv", "--user", "customer", "--label", "when"], "label='when' must be a column of numbers"),
-        (
-            ["--table", "sales.csv", "--user", "customer", "--label", "share", "--classes", "3"],
-            "is fraction: give their",
-        ),
-        (
-            ["--table", "sales.csv", "--user", "customer", "--label", "late", "--classes", "1"],
-            "classes=1 must be a whole",
-        ),
-        (
-            ["--table", "sales.csv", "--user", "customer", "--label", "kind", "--classes", ","],
-            "classes=[] must be a list",
-        ),
-        (
-            ["--table", "sales.csv", "--user", "customer", "--label", "kind", "--classes", "big,big"],
-            "classes=['big', 'big'] must be a list of",
-        ),
-        (["--table", "none.csv", "--user", "customer", "--label", "late"], "'none.csv' does not exist"),
-        (["--table", "words.csv", "--user", "who", "--label", "late"], "has no column of numbers or times to predict"),
+        (of(user="custmer", label="late"), "has no user column 'custmer': did you mean"),
+        (of(label="x"), "has no label column 'x'"),
+        (of(), "label is missing: give --label COLUMN"),
+        (of(user="city", label="city"), "label='city' must be another column than"),
+        (of(label="kind"), "as it is text: give --classes yes,no"),
+        (of(label="when"), "label='when' must be a column of numbers"),
+        (of(label="share", classes="3"), "is fraction: give their"),
+        (of(label="late", classes="1"), "classes=1 must be a whole"),
+        (of(label="kind", classes=","), "classes=[] must be a list"),
+        (of(label="kind", classes="big,big"), "classes=['big', 'big'] must be a list of"),
+        (of("none.csv", label="late"), "'none.csv' does not exist"),
+        (of("header.csv", label="late"), "has no column of numbers or times to predict"),
+        (of("words.csv", "who", label="late"), "has no column of numbers or times to predict"),
         (["--user", "customer"], "user='customer' must be left out without a table"),
     ],
 )
 def test_what_cannot_be_written_is_refused_in_one_sentence(sales, tmp_path, arguments, words):
     write_csv(tmp_path / "words.csv", [{"who": "a", "said": "hello", "late": 1}])
+    (tmp_path / "header.csv").write_text("customer,share,late\n")
     code, out, err = sales("new-task", "mine", *arguments)
     assert (code, out) == (2, "")
     assert words in err
@@ -266,41 +257,24 @@ def test_predictions_are_the_same_in_every_kind_of_file(sales, tmp_path):
     (tmp_path / "others.csv").write_text("Kind\nbig\n")
     np.savez("empty.npz", share=np.zeros(0), kind=np.zeros(0, str))
     np.savez("renamed.npz", Share=np.zeros(2), late=np.zeros(2, int))
-    mine = ["--model", "mine.py"]
+    mine, plain = "run --model mine.py --data", "run --model plain.py --data"
     for arguments, words in (
-        (["run", "--data", "sales.csv", "--out", "said.csv"], "out='said.csv' is there already"),
-        (["run", "--data", "sales.csv", "--out", "said.txt"], "ending of out='.txt' must be one of .csv"),
-        (
-            ["nowhere", "--data", "sales.csv", "--out", "new.csv"],
-            "path='nowhere' must be a folder with model.safetensors",
-        ),
-        (["run", *mine, "--data", "none.csv", "--out", "new.csv"], "none.csv"),
-        (
-            ["run", "--data", "sales.csv", "--out", "new.csv"],
-            "the file 'mine.py', and no code is run that you have not",
-        ),
-        (["run", "--data", "sales.csv", "--out", "new.csv"], "or --model FILE.py"),
-        (["run", *mine, "--data", "header.csv", "--out", "new.csv"], "'header.csv' has no rows"),
-        (["run", *mine, "--data", "empty.npz", "--out", "new.csv"], "data='empty.npz' has no rows"),
-        (
-            ["run", *mine, "--data", "renamed.csv", "--out", "new.csv"],
-            "no field 'share' but late: did you mean 'Share'?",
-        ),
-        (
-            ["run", *mine, "--data", "renamed.npz", "--out", "new.csv"],
-            "no field 'share' but late: did you mean 'Share'?",
-        ),
-        (["run", *mine, "--data", "others.csv", "--out", "new.csv"], "data has Kind and none of the fields trained on"),
-        (
-            ["run", "--model", "plain.py", "--data", "sales.csv", "--out", "new.csv"],
-            "or --model FILE.py with such a function",
-        ),
-        (
-            ["run", "--model", "plain.py", "--data", "late.csv", "--out", "new.csv"],
-            "no 'share', 'kind', which the training",
-        ),
+        ("run --data sales.csv --out said.csv", "out='said.csv' is there already"),
+        ("run --data sales.csv --out said.txt", "ending of out='.txt' must be one of .csv"),
+        ("nowhere --data sales.csv", "path='nowhere' must be a folder with model.safetensors"),
+        (f"{mine} none.csv", "none.csv"),
+        ("run --data sales.csv", "the file 'mine.py', and no code is run that you have not"),
+        ("run --data sales.csv", "or --model FILE.py"),
+        (f"{mine} header.csv", "'header.csv' has no rows"),
+        (f"{mine} empty.npz", "data='empty.npz' has no rows"),
+        (f"{mine} renamed.csv", "no field 'share' but late: did you mean 'Share'?"),
+        (f"{mine} renamed.npz", "no field 'share' but late: did you mean 'Share'?"),
+        (f"{mine} others.csv", "data has Kind and none of the fields trained on"),
+        (f"{plain} sales.csv", "or --model FILE.py with such a function"),
+        (f"{plain} late.csv", "no 'share', 'kind', which the training"),
     ):
-        code, _, err = sales("predict", *arguments)
+        out = [] if "--out" in arguments else ["--out", "new.csv"]
+        code, _, err = sales("predict", *arguments.split(), *out)
         assert code == 2
         assert words in err
         assert not (tmp_path / "new.csv").exists()

@@ -17,6 +17,8 @@ from samples import ROOT
 
 import clipline as cl
 from clipline.cli.tune import command
+from clipline.privacy.banded_noise import lasting_share
+from clipline.privacy.noise_split import default_count_stddev
 from clipline.study.directory import StudyDirectory
 
 TASK = """
@@ -74,11 +76,14 @@ def test_a_task_of_ones_own_from_the_search_to_the_final_training(mine, tmp_path
     assert plan["epsilon"] <= 4
     assert plan["relation"] == "add-or-remove"
     assert plan["population_size"] == 100_000
-    # (m, z) are those of the trial, both times alpha, and the noise on the count grows along.
+    # (m, z) are those of the trial, both times alpha: of banded noise what stays in the models is.
     alpha = final["cohort_size"] / 20
     assert alpha == facts["alpha"] >= 1
-    assert final["noise_multiplier"] == pytest.approx(alpha * facts["noise_borne"])
-    assert final["count_stddev"] == final["cohort_size"] / 20
+    assert final["noise"] == "banded"
+    share = lasting_share(final["rounds"], final["bands"])
+    assert final["noise_multiplier"] * share == pytest.approx(alpha * facts["noise_borne"])
+    assert share < 1
+    assert final["count_stddev"] == default_count_stddev(final["cohort_size"], final["noise_multiplier"])
     assert final["data"] == "private.npz"
     assert final["max_epsilon"] == 4
     assert "seed" not in final
@@ -108,6 +113,14 @@ def test_a_task_of_ones_own_from_the_search_to_the_final_training(mine, tmp_path
     assert "tune-epsilon-1.html" in (tmp_path / "tuned/final-epsilon-1.toml").read_text(encoding="utf-8")
     assert {name: (tmp_path / "tuned" / name).read_bytes() for name in kept} == kept
     assert planned(mine)["epsilon"] == plan["epsilon"]
+    # Without bands the cohort has to be larger, and the runs are the same.
+    code, _, err = mine("tune", "mine.py", *ASKED, *FLAGS, "--data", "private.npz", "--independent-noise")
+    assert code == 0, err
+    plain = tomllib.loads((tmp_path / "tuned/final-noise-independent.toml").read_text(encoding="utf-8"))
+    assert plain["noise"] == "independent"
+    assert plain["cohort_size"] >= final["cohort_size"]
+    assert plain["count_stddev"] == plain["cohort_size"] / 20
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "tuned/runs").iterdir()} == before
     # And what it wrote trains: on the private users, with the promise that was asked for.
     code, out, err = mine("train", "--config", "tuned/final.toml", "--workers", 1, "--out", "trained", "--json")
     assert code == 0, err

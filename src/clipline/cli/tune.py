@@ -25,7 +25,7 @@ _COMPUTING = ("device", "engine", "precision", "workers", "compiled_steps", "sto
 # What a file of settings says of a final training, which is found here or given anew.
 _NOT_OF_TRIAL = (
     "epsilon", "noise_multiplier", "max_epsilon", "delta", "count_stddev", "population_size", "cohort_size", "relation",
-    "test_users", "data", "seed", "clip", "noise_source",
+    "test_users", "data", "seed", "clip", "noise_source", "noise", "bands",
 )  # fmt: skip
 
 
@@ -72,13 +72,19 @@ def asked(task: str, given: dict[str, Any]) -> Question:
         "cohort_size": cohort_size,
         "noise_multiplier": LEAST,
         "clip": "quantile",
+        "noise": "independent",
     }
     settings.setdefault("seed", 0)  # trials are not private: the same ones on every machine that joins
     if file.get("clip", "quantile") != "quantile":
         raise refuse("clip", file["clip"], "'quantile' to tune, which leaves no clip to search", "drop it")
     users = given.get("users", file.get("population_size"))
     chosen, trial, private = _resolved(task, settings, proxy, data, private_search, users, given.get("proxy_users"))
-    target = target_for(pick.get("epsilon"), pick.get("delta"), users, trial.rounds, cohort_size, pick.get("relation"))
+    # Of a private search the runs themselves are final. Adam and Yogi read how long single releases are.
+    independent = given.get("independent_noise") or file.get("noise") == "independent" or private_search
+    banded = not independent and trial.server not in ("adam", "yogi")
+    target = target_for(
+        pick.get("epsilon"), pick.get("delta"), users, trial.rounds, cohort_size, pick.get("relation"), banded=banded
+    )
     better = given.get("better")
     if better is not None:
         check_choice("better", better, ("lower", "higher"))
@@ -273,6 +279,10 @@ command = Command(
         _search(
             ["--noise-multiplier", "--noise", "noise"], type=float, metavar="X", unset="0.01",
             help="Noise z of step 1, at the trial's cohort.",
+        ),
+        _search(
+            ["--independent-noise"], is_flag=True, default=None,
+            help="Independent noise in the final training, not banded (docs/noise.md).",
         ),
         _run(
             ["--out"], type=PATH, unset="tune/TASK",

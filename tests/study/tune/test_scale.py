@@ -1,12 +1,14 @@
 import re
+from dataclasses import replace
 
 import pytest
 
 from clipline.privacy.accountant import account
+from clipline.privacy.banded_noise import model_noise
 from clipline.privacy.events import GaussianEvent, PoissonSampling
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.relations import Relation
-from clipline.study.tune.question import Target, Unreachable, scale_up
+from clipline.study.tune.question import Target, Unreachable, scale_up, target_for
 
 MILLION = 1_000_000
 
@@ -94,3 +96,43 @@ def test_replace_one_needs_more_than_add_or_remove():
     both = [scale_up(Target(5.0, None, MILLION, 1500, 100, relation), 0.01).cohort_size for relation in (
         Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE)]  # fmt: skip
     assert both == [7032, 7980]  # PRIVACY.md, section 1.3
+
+
+def banded(epsilon=4.0, users=100_000, relation=Relation.ADD_OR_REMOVE):
+    return Target(epsilon, None, users, 300, 100, relation, banded=True)
+
+
+def test_banded_noise_meets_the_target_with_fewer_users_a_round_and_leaves_as_much_noise_in_the_models():
+    target, z = banded(), 0.05
+    found, alone = scale_up(target, z), scale_up(replace(target, banded=False), z)
+    assert found.bands > 1
+    assert found.cohort_size < alone.cohort_size
+    share = model_noise(300, found.bands) / model_noise(300, 1)
+    assert found.noise_multiplier * share == pytest.approx(z * found.cohort_size / 100)
+    # By the accountant alone, from numbers: a run of 300 rounds is so many Poisson rounds at the rate of a group.
+    rate, blocks = found.bands * found.cohort_size / 100_000, -(-300 // found.bands)
+    ledger = Ledger().add(GaussianEvent(PoissonSampling(rate), found.noise_multiplier), blocks)
+    spent = account(ledger, delta=100_000**-1.1, relation=Relation.ADD_OR_REMOVE).epsilon
+    assert spent == found.guarantee.epsilon <= 4.0
+    assert found.settings["noise"] == "banded"
+    # Fewer users by a tenth would not do, with any bands.
+    fewer = int(0.9 * found.cohort_size)
+    assert target.least_noise(fewer) > z * fewer / 100
+    assert target.least_noise(fewer) < replace(target, banded=False).least_noise(fewer)
+
+
+def test_a_trial_that_meets_the_target_with_bands_is_not_scaled():
+    target = banded()
+    found = scale_up(target, target.enough_noise() * 1.001)
+    assert (found.alpha, found.bands > 1) == (1, True)
+    assert found.guarantee.epsilon <= 4.0
+
+
+def test_where_all_users_are_too_few_bands_do_not_help():
+    with pytest.raises(Unreachable):
+        scale_up(Target(2.0, None, 3_000, 150, 100, banded=True), 0.1)
+
+
+def test_banded_noise_is_left_out_of_a_target_that_it_cannot_be_accounted_for():
+    assert target_for(4.0, None, 100_000, 300, 100, "add-or-remove", banded=True).banded
+    assert not target_for(4.0, None, 100_000, 300, 100, "replace-one", banded=True).banded

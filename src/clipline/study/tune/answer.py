@@ -32,10 +32,18 @@ from .trials import RateTrial, told
 Answer = Tuned | PrivatelyTuned
 
 FINAL, FACTS, PAGE = "final.toml", "tune.json", "tune.html"
-_NAMED = ("epsilon", "users", "delta", "relation", "degradation", "rounds")  # of what is asked, as file names say it
+_NAMED = (
+    "epsilon",
+    "users",
+    "delta",
+    "relation",
+    "degradation",
+    "rounds",
+    "noise",
+)  # of what is asked, as file names say it
 _PLANNED = (
     *("population_size", "cohort_size", "rounds", "noise_multiplier", "delta", "sampling", "relation"),
-    "count_stddev",
+    *("count_stddev", "noise", "bands"),
 )
 
 
@@ -82,6 +90,7 @@ def asked(question: Question) -> dict[str, Any]:
     return {
         "epsilon": target.epsilon, "delta": target.delta_value, "users": target.population_size,
         "rounds": target.rounds, "relation": target.relation.value, "degradation": question.degradation,
+        "noise": "banded" if target.banded else "independent",
     }  # fmt: skip
 
 
@@ -134,8 +143,7 @@ def final_of(answer: Answer) -> dict[str, Any] | None:
         return None
     chosen, scaled = answer.rates.chosen, answer.scaled
     found = {"client_lr": chosen.client_lr, "server_lr": chosen.server_lr}
-    found |= {"cohort_size": scaled.cohort_size, "noise_multiplier": scaled.noise_multiplier}
-    return final_settings(answer.question, found)
+    return final_settings(answer.question, found | scaled.settings)
 
 
 def facts(answer: Answer, out: Path) -> dict[str, Any]:
@@ -177,6 +185,7 @@ def facts(answer: Answer, out: Path) -> dict[str, Any]:
         "noise_borne": answer.noise.chosen.noise_multiplier,
         "noise_enough_without_scaling": answer.noise.enough,
         "alpha": None if scaled is None else scaled.alpha,
+        "bands": None if scaled is None else scaled.bands,
         "epsilon": None if scaled is None else scaled.guarantee.epsilon,
         "guarantee": None if scaled is None else str(scaled.guarantee),
         "refused": None if refusal is None else str(refusal),
@@ -243,8 +252,14 @@ def scale_words(answer: Tuned) -> str:
     if scaled is None:
         return f"no cohort of the {target.population_size:,} users meets epsilon {target.epsilon:g}: see below."
     z = answer.noise.chosen.noise_multiplier
-    if scaled.alpha == 1:
+    if scaled.alpha == 1 and scaled.bands == 1:
         return f"m = {target.cohort_size} and z = {z:.4g} meet epsilon {target.epsilon:g} as they are: alpha = 1."
+    if scaled.bands > 1:
+        return (
+            f"alpha = {scaled.alpha:.4g} takes m from {target.cohort_size} to {scaled.cohort_size:,}. Noise with "
+            f"{scaled.bands} bands meets epsilon {target.epsilon:g} at z = {rounded_up(scaled.noise_multiplier, 4)}, "
+            f"and as much of it stays in the models as of independent noise at z = {z * scaled.alpha:.4g}."
+        )
     return (
         f"alpha = {scaled.alpha:.4g} takes (m, z) from ({target.cohort_size}, {z:.3g}) to ({scaled.cohort_size:,}, "
         f"{rounded_up(scaled.noise_multiplier, 4)}): the least that meets epsilon {target.epsilon:g}. Noise on the "
@@ -385,6 +400,7 @@ def _recipe(answer: Tuned) -> list[str]:
             ("epsilon", scale.guarantee.epsilon_text),
             ("cohort, users a round", f"{scale.cohort_size:,}"),
             ("noise multiplier", rounded_up(scale.noise_multiplier, 4)),
+            *([("bands", str(scale.bands))] if scale.bands > 1 else []),
             *tiles,
             (f"{metric.name} of the trial", f"{answer.noise.chosen.value:.4g}"),
         ]
@@ -525,7 +541,8 @@ def _scale(answer: Tuned) -> str:
     variants = [(f"epsilon {epsilon:g}", replace(target, epsilon=epsilon)) for epsilon in epsilons]
     sizes = [int(target.population_size * f) for f in (0.1, 10)]
     variants += [(f"{n:,} users", replace(target, population_size=n)) for n in sizes if n >= target.cohort_size]
-    rows = [("as asked", f"{answer.scaled.cohort_size:,}", rounded_up(answer.scaled.noise_multiplier, 4))]
+    rows = [("as asked", f"{answer.scaled.cohort_size:,}", rounded_up(z * answer.scaled.alpha, 4))]
+    noise = "noise that stays in the models" if target.banded else "noise multiplier"
     untried = answer.more_noise_untried
     for name, other in variants:
         cohort = least_cohort(other, z)
@@ -541,7 +558,7 @@ def _scale(answer: Tuned) -> str:
     return (
         f"<p>{_text(scale_words(answer))}</p><p>The same model with another promise, or for another number of "
         f"users.{_text(note if untried else '')}</p>"
-        f"{_table(('', 'cohort, users a round', 'noise multiplier'), rows, numbers=(1, 2))}"
+        f"{_table(('', 'cohort, users a round', noise), rows, numbers=(1, 2))}"
     )
 
 

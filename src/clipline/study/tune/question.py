@@ -14,10 +14,12 @@ import numpy as np
 from ...data.population import Population
 from ...errors import CliplineError, SettingError, check_choice, check_number, check_whole, refuse
 from ...privacy.accountant import account, check_delta
+from ...privacy.banded_noise import bands_and_noise, lasting_share
 from ...privacy.calibration import least_scale, noise_multiplier_for, rounds_within
-from ...privacy.events import GaussianEvent, PoissonSampling
+from ...privacy.events import GaussianEvent, PoissonSampling, sampling_named
 from ...privacy.guarantee import Guarantee, rounded_up
 from ...privacy.ledger import Ledger
+from ...privacy.noise_split import default_count_stddev
 from ...privacy.relations import Relation
 from ...settings import check
 from ...tasks.task import Task
@@ -34,7 +36,8 @@ Losses = Sequence[tuple[float, float]]  # (noise, degradation) of the trials of 
 class Target:
     """What is to be promised for how many users and rounds, and the cohort of the trial, from which it is scaled.
 
-    Sampling is Poisson: of a fixed size the cohort would have to be two to three times as large.
+    Sampling is Poisson: of a fixed size the cohort would have to be two to three times as large. The trial has
+    independent noise; the final training may have `banded` noise, of which as much stays in the models.
     """
 
     epsilon: float
@@ -43,30 +46,38 @@ class Target:
     rounds: int
     cohort_size: int
     relation: Relation = Relation.ADD_OR_REMOVE
+    banded: bool = False
 
     @property
     def delta_value(self) -> float:
         """Delta as a number."""
         return self.population_size**-1.1 if self.delta is None else self.delta
 
-    def event(self, cohort_size: int, noise_multiplier: float) -> GaussianEvent:
+    def event(self, cohort_size: int, noise_multiplier: float, bands: int = 1) -> GaussianEvent:
         """One round of the final training."""
-        return GaussianEvent(PoissonSampling(cohort_size / self.population_size), noise_multiplier)
+        return GaussianEvent(sampling_named("poisson", cohort_size, self.population_size, bands), noise_multiplier)
 
-    def ledger(self, cohort_size: int, noise_multiplier: float) -> Ledger:
+    def ledger(self, cohort_size: int, noise_multiplier: float, bands: int = 1) -> Ledger:
         """All rounds of the final training."""
-        return Ledger().add(self.event(cohort_size, noise_multiplier), self.rounds)
+        return Ledger().add(self.event(cohort_size, noise_multiplier, bands), self.rounds)
 
-    def guarantee(self, cohort_size: int, noise_multiplier: float) -> Guarantee:
+    def guarantee(self, cohort_size: int, noise_multiplier: float, bands: int = 1) -> Guarantee:
         """What the final training promises with this cohort and this noise."""
-        return account(self.ledger(cohort_size, noise_multiplier), **self.terms)
+        return account(self.ledger(cohort_size, noise_multiplier, bands), **self.terms)
+
+    def bands(self, cohort_size: int) -> tuple[int, float]:
+        """The bands with which the least noise stays in the models at the target, and that noise, rounded up."""
+        bands, z, _ = bands_and_noise(cohort_size, self.population_size, self.rounds, self.epsilon, **self.terms)
+        return bands, z * lasting_share(self.rounds, bands)
 
     def enough_noise(self) -> float:
         """The noise with which the cohort of the trial itself meets the target: no scaling is needed then."""
         return self.least_noise(self.cohort_size)
 
     def least_noise(self, cohort_size: int) -> float:
-        """The least noise with which this cohort meets the target."""
+        """The least noise with which this cohort meets the target; of banded noise what stays in the models."""
+        if self.banded:
+            return self.bands(cohort_size)[1]
         sampling = PoissonSampling(cohort_size / self.population_size)
         return noise_multiplier_for(sampling=sampling, rounds=self.rounds, epsilon=self.epsilon, **self.terms)
 
@@ -78,12 +89,25 @@ class Target:
 
 @dataclass(frozen=True)
 class Scaled:
-    """The final cohort and noise: the trial's, both times `alpha`. Noise on the count grows along, cohort / 20."""
+    """The final cohort and noise: the trial's, both times `alpha`. Noise on the count grows along, cohort / 20.
+
+    Of banded noise it is the part that stays in the models that is `alpha` times the trial's.
+    """
 
     cohort_size: int
     noise_multiplier: float
     alpha: float
     guarantee: Guarantee
+    bands: int = 1
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those of the final training that follow."""
+        found = {"cohort_size": self.cohort_size, "noise_multiplier": self.noise_multiplier}
+        if self.bands == 1:
+            return {**found, "noise": "independent", "bands": "auto"}
+        count_stddev = max(self.cohort_size / 20, default_count_stddev(self.cohort_size, self.noise_multiplier))
+        return {**found, "noise": "banded", "bands": self.bands, "count_stddev": count_stddev}
 
 
 @dataclass(frozen=True)
@@ -111,8 +135,9 @@ def scale_up(target: Target, noise_multiplier: float, losses: Losses = ()) -> Sc
     m, cohort_size = target.cohort_size, least_cohort(target, noise_multiplier)
     if cohort_size is None:
         raise _unreachable(target, noise_multiplier, losses)
-    z = noise_multiplier * cohort_size / m
-    return Scaled(cohort_size, z, cohort_size / m, target.guarantee(cohort_size, z))
+    bands = target.bands(cohort_size)[0] if target.banded else 1
+    z = noise_multiplier * cohort_size / m / lasting_share(target.rounds, bands)
+    return Scaled(cohort_size, z, cohort_size / m, target.guarantee(cohort_size, z, bands), bands)
 
 
 def _unreachable(target: Target, noise_multiplier: float, losses: Losses) -> Unreachable:
@@ -161,14 +186,21 @@ def alternatives(target: Target, noise_multiplier: float, losses: Losses) -> lis
 
 
 def least_cohort(target: Target, noise_multiplier: float) -> int | None:
-    """The least cohort that meets the target when the noise grows with it; None if the users are too few."""
+    """The least cohort that meets the target when the noise grows with it; None if the users are too few.
+
+    With banded noise it is at most a hundredth larger than the least.
+    """
     try:
-        return least_scale(
+        cohort = least_scale(
             cohort_size=target.cohort_size, noise_multiplier=noise_multiplier, population_size=target.population_size,
             sampling="poisson", rounds=target.rounds, epsilon=target.epsilon, **target.terms,
         )  # fmt: skip
     except SettingError:
-        return None
+        return None  # of all users in every round, banded noise is no better
+    if not target.banded:
+        return cohort
+    m = target.cohort_size
+    return least(m - 1, cohort, lambda cohort: target.bands(cohort)[1] <= noise_multiplier * cohort / m, share=0.01)
 
 
 def _least_users(target: Target, noise_multiplier: float) -> int | None:
@@ -189,9 +221,12 @@ def _least_users(target: Target, noise_multiplier: float) -> int | None:
     return least(low, high, meets)
 
 
-def least(low: int, high: int, meets: Callable[[int], bool]) -> int:
-    """The least whole number above `low` with `meets`, which `high` does and which once true stays true."""
-    while high - low > 1:
+def least(low: int, high: int, meets: Callable[[int], bool], share: float = 0.0) -> int:
+    """The least whole number above `low` with `meets`, which `high` does and which once true stays true.
+
+    Or one that is larger by at most this share.
+    """
+    while high - low > max(1, share * low):
         middle = (low + high) // 2
         low, high = (low, middle) if meets(middle) else (middle, high)
     return high
@@ -321,7 +356,16 @@ def _same_rows(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
     return all(len(one) and one.shape == other.shape and (one == other).all() for one, other in pairs)
 
 
-def target_for(epsilon: object, delta: object, users: object, rounds: int, cohort_size: int, relation: Any) -> Target:
+def target_for(
+    epsilon: object,
+    delta: object,
+    users: object,
+    rounds: int,
+    cohort_size: int,
+    relation: Any,
+    *,
+    banded: bool = False,
+) -> Target:
     """The target, checked: each number alone, the users against the cohort, and whether any noise could reach it."""
     check("epsilon", epsilon)
     if epsilon is None:
@@ -336,7 +380,8 @@ def target_for(epsilon: object, delta: object, users: object, rounds: int, cohor
     if not named.sound:
         raise refuse("relation", named.value, "one that a guarantee can be given for", "leave it out")
     delta_given = None if delta is None else check_delta(delta)  # type: ignore[arg-type]
-    target = Target(float(epsilon), delta_given, number, rounds, cohort_size, named)  # type: ignore[arg-type]
+    banded = banded and named is not Relation.REPLACE_ONE  # which banded noise cannot be accounted for
+    target = Target(float(epsilon), delta_given, number, rounds, cohort_size, named, banded)  # type: ignore[arg-type]
     target.enough_noise()  # refuses what no noise can reach
     return target
 
