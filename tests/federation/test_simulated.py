@@ -21,13 +21,14 @@ def training_of(
     count_stddev=0.5,
     cohort_size=6,
     people=POPULATION,
+    seed=3,
     **options,
 ):
     torch.manual_seed(0)
     privacy = cl.Privacy(noise_multiplier=noise_multiplier, sampling=sampling, count_stddev=count_stddev)
     return cl.Training(
         linear_model(), cross_entropies, people, rounds=8, cohort_size=cohort_size, local=LOCAL, privacy=privacy,
-        seed=3, upload=upload, **options,
+        seed=seed, upload=upload, **options,
     )  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def test_what_cannot_be_simulated_is_refused():
     with pytest.raises(SettingError, match="SecureSum, Quantised or RandomMask"):
         training_of("secure")
     with pytest.raises(SettingError, match="run this training alone"):
-        cl.run_together([training_of(cl.Quantised(8)), training_of(cl.Quantised(8))])
+        cl.run_together([training_of(cl.Quantised(8)), training_of(cl.Quantised(8), seed=4)])
     for wrong in (lambda: cl.Quantised(0), lambda: cl.Quantised(17), lambda: cl.RandomMask(0.0)):
         with pytest.raises(SettingError):
             wrong()

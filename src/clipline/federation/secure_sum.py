@@ -1,0 +1,340 @@
+"""Sums of vectors that no server sees the parts of, after Bonawitz et al. (2017): double masks, with dropouts.
+
+Four stages, each a message from every client and an answer of the server:
+
+1. keys: every client sends two public keys; the server sends everybody's to all.
+2. boxes: every client splits its two secrets into shares, one in an encrypted box for each other client.
+3. masked: every client sends its vector plus a mask of its own and masks that it has in common with each other client.
+4. answers: clients send shares, of the own masks of those who are alive and of the keys of those who are dead.
+
+The masks of pairs cancel in the sum. With enough shares the server takes off the masks that are left. It sees the sum.
+
+Nothing here sends anything: messages go in and come out. The promise is for a server that follows the protocol but
+looks at everything (docs/federation.md). Everything is made for one round and used for it alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import RunError, check_whole, refuse
+from ..federated.clipping import ModularSum
+from .encoders import word_type
+
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+except ImportError as error:
+    raise RunError("secure sums need the package cryptography", "install clipline[federation]") from error
+
+Keys = tuple[bytes, bytes]  # public, for boxes and for masks: 32 bytes each
+Boxes = Mapping[int, bytes]  # by the other client's number
+Answer = Mapping[int, bytes]  # a share, by the number of the client whose secret it is of
+
+PRIME = (1 << 521) - 1  # shares are numbers below it
+_SHARE = 66  # bytes of a share
+_NONCE = 12
+_LARGEST_NUMBER = (1 << 64) - 1  # of a client
+
+
+class RoundAbandoned(RunError):
+    """Too few clients are left. Nothing is opened, and nothing may be charged."""
+
+
+@dataclass(frozen=True)
+class SumPlan:
+    """What server and clients agree on before a round. Clients take it from the published app, not from the server.
+
+    `threshold` is how many clients it takes to open a sum, more than half of those who take part. No sum of fewer than
+    `least_survivors` vectors is opened. `round_id` is different in every round of every run.
+    """
+
+    dim: int
+    bits: int
+    threshold: int
+    least_survivors: int
+    round_id: bytes
+
+    def __post_init__(self) -> None:
+        check_whole("dim", self.dim, at_least=1, way_out="give the length of a vector")
+        check_whole("bits", self.bits, at_least=1, at_most=32, way_out="give the bits of the modulus")
+        check_whole("threshold", self.threshold, at_least=2, way_out="give more than half of the clients of a round")
+        way_out = "give the threshold, or more: a sum of one vector hides nothing"
+        check_whole("least_survivors", self.least_survivors, at_least=self.threshold, way_out=way_out)
+        if not isinstance(self.round_id, bytes) or not self.round_id:
+            raise refuse("round_id", self.round_id, "bytes that name the run and the round", "give b'run 7, round 3'")
+
+
+class SumClient:
+    """One client in one round: `keys`, `boxes`, `masked` and `answer`, once each and in this order."""
+
+    def __init__(self, number: int, plan: SumPlan) -> None:
+        if not 0 < number <= _LARGEST_NUMBER:
+            raise refuse("number", number, "above 0 and below 2^64", "give one that no other client has")
+        self.number, self.plan = number, plan
+        self._box_key, self._mask_key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        self._own = secrets.token_bytes(32)  # seed of the client's own mask
+        self._roster: dict[int, Keys] = {}
+        self._received: dict[int, bytes] = {}
+        self._stage = 0
+
+    def __repr__(self) -> str:
+        return f"SumClient({self.number})"  # nothing secret
+
+    def keys(self) -> Keys:
+        """The public keys."""
+        self._next(0)
+        return _public(self._box_key), _public(self._mask_key)
+
+    def boxes(self, roster: Mapping[int, Keys]) -> dict[int, bytes]:
+        """A box of shares for every other client, from everybody's public keys."""
+        self._next(1)
+        mine = (_public(self._box_key), _public(self._mask_key))
+        if roster.get(self.number) != mine or len({key for keys in roster.values() for key in keys}) != 2 * len(roster):
+            raise _refused("the list of keys is not what was sent")
+        if not all(0 < number <= _LARGEST_NUMBER for number in roster):
+            raise _refused("the list of keys has numbers that no client has")
+        if len(roster) < self.plan.least_survivors or 2 * self.plan.threshold <= len(roster):
+            raise _refused(f"{len(roster)} clients do not fit the plan")
+        self._roster = dict(roster)
+        own = split(self._own, self.plan.threshold, self._roster)
+        key = split(self._mask_key.private_bytes_raw(), self.plan.threshold, self._roster)
+        self._received = {self.number: own[self.number] + key[self.number]}
+        return {other: self._closed(other, own[other] + key[other]) for other in roster if other != self.number}
+
+    def masked(self, boxes: Boxes, vector: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+        """The vector with all masks. `boxes` are of those who still take part."""
+        self._next(2)
+        if not boxes.keys() <= self._roster.keys() - {self.number} or len(boxes) + 1 < self.plan.least_survivors:
+            raise _refused("the boxes are not of enough clients of this round")
+        word = word_type(self.plan.bits)
+        if vector.shape != (self.plan.dim,) or vector.dtype != word:
+            raise _refused(f"the vector is not one of {self.plan.dim} numbers of type {np.dtype(word)}")
+        self._received |= {other: self._opened(other, box) for other, box in boxes.items()}
+        total, generator = vector.copy(), _Masks(self.plan)
+        generator.add(total, _derived(self._own, "own", self.plan, self.number))
+        for other in boxes:
+            key = _common(self._mask_key, self._roster[other][1], "pair", self.plan, self.number, other)
+            generator.add(total, key, negative=self.number > other)
+        self._own = b""  # whoever takes this client over now cannot take the mask off
+        return total
+
+    def answer(self, alive: Iterable[int], dead: Iterable[int]) -> dict[int, bytes]:
+        """Shares: of the own mask of each who is alive, of the key of each who is dead.
+
+        Refused, and nothing is shown, if too few are alive, if somebody is in both lists or in none, and twice.
+        """
+        self._next(3)
+        living, gone = set(alive), set(dead)
+        if living & gone or living | gone != self._received.keys() or self.number not in living:
+            raise _refused("the lists of living and dead do not fit those who took part")
+        if len(living) < self.plan.least_survivors:
+            raise _refused(f"only {len(living)} clients are left")
+        return {other: share[:_SHARE] if other in living else share[_SHARE:] for other, share in self._received.items()}
+
+    def _next(self, stage: int) -> None:
+        if stage != self._stage:
+            raise _refused("a stage was asked for twice, or out of turn")
+        self._stage += 1
+
+    def _closed(self, other: int, shares: bytes) -> bytes:
+        nonce = secrets.token_bytes(_NONCE)
+        return nonce + bytes(self._cipher(other).encrypt(nonce, shares, _names(self.plan, self.number, other)))
+
+    def _opened(self, other: int, box: bytes) -> bytes:
+        try:
+            shares = self._cipher(other).decrypt(box[:_NONCE], box[_NONCE:], _names(self.plan, other, self.number))
+        except (InvalidTag, ValueError):
+            raise _refused("a box cannot be opened") from None
+        if len(shares) != 2 * _SHARE:
+            raise _refused("a box does not hold two shares")
+        return bytes(shares)
+
+    def _cipher(self, other: int) -> AESGCM:
+        return AESGCM(_common(self._box_key, self._roster[other][0], "box", self.plan, self.number, other))
+
+
+class SumServer:
+    """The server of one round. Each `add_...` says whether the message was taken; none shows anybody's vector.
+
+    After the messages of a stage `roster`, `boxes_for`, `survivors` and `total` close it, in this order.
+    """
+
+    def __init__(self, plan: SumPlan) -> None:
+        self.plan = plan
+        self._keys: dict[int, Keys] = {}
+        self._boxes: dict[int, dict[int, bytes]] = {}  # by sender, then receiver
+        self._sum: NDArray[np.unsignedinteger] = np.zeros(plan.dim, word_type(plan.bits))  # masked
+        self._alive: set[int] = set()
+        self._answers: dict[int, dict[int, bytes]] = {}
+        self._stage = 0
+
+    def __repr__(self) -> str:
+        return f"SumServer(stage {self._stage + 1} of 4)"
+
+    def add_keys(self, number: int, keys: Keys) -> bool:
+        """Stage 1."""
+        known = {key for pair in self._keys.values() for key in pair}
+        fits = isinstance(number, int) and 0 < number <= _LARGEST_NUMBER and number not in self._keys
+        fits = fits and len(keys) == 2 and all(isinstance(key, bytes) and len(key) == 32 for key in keys)
+        if self._stage != 0 or not fits or known & set(keys) or keys[0] == keys[1]:
+            return False
+        self._keys[number] = (keys[0], keys[1])
+        return True
+
+    def roster(self) -> dict[int, Keys]:
+        """Everybody's keys, for all who sent theirs."""
+        self._close(0, len(self._keys))
+        if 2 * self.plan.threshold <= len(self._keys):
+            limit = f"more than half of the {len(self._keys)} clients who take part"
+            raise refuse("threshold", self.plan.threshold, limit, "ask fewer clients, or raise it")
+        return dict(self._keys)
+
+    def add_boxes(self, number: int, boxes: Boxes) -> bool:
+        """Stage 2."""
+        fits = number in self._keys and boxes.keys() == self._keys.keys() - {number}
+        if self._stage != 1 or not fits or number in self._boxes:
+            return False
+        self._boxes[number] = dict(boxes)
+        return True
+
+    def boxes_for(self) -> dict[int, dict[int, bytes]]:
+        """For each who sent boxes, the boxes of the others who did, by sender."""
+        self._close(1, len(self._boxes))
+        return {
+            receiver: {sender: boxes[receiver] for sender, boxes in self._boxes.items() if sender != receiver}
+            for receiver in self._boxes
+        }
+
+    def add_masked(self, number: int, vector: NDArray[Any]) -> bool:
+        """Stage 3. The vector is added to the others at once and not kept."""
+        fits = number in self._boxes and number not in self._alive
+        if self._stage != 2 or not fits or vector.shape != self._sum.shape or vector.dtype != self._sum.dtype:
+            return False
+        self._sum += vector
+        self._alive.add(number)
+        return True
+
+    def survivors(self) -> tuple[set[int], set[int]]:
+        """Who is alive, and who sent boxes but no vector: the same lists for everybody who is alive."""
+        self._close(2, len(self._alive))
+        return set(self._alive), self._boxes.keys() - self._alive
+
+    def add_answer(self, number: int, answer: Answer) -> bool:
+        """Stage 4."""
+        fits = number in self._alive and number not in self._answers and answer.keys() == self._boxes.keys()
+        if self._stage != 3 or not fits or not all(len(share) == _SHARE for share in answer.values()):
+            return False
+        self._answers[number] = dict(answer)
+        return True
+
+    def total(self) -> ModularSum:
+        """The sum of the vectors of all who are alive: PRIVATE."""
+        if len(self._answers) < self.plan.threshold:
+            raise RoundAbandoned(f"{len(self._answers)} clients answered, {self.plan.threshold} are needed")
+        self._close(3, len(self._alive))
+        chosen = dict(list(self._answers.items())[: self.plan.threshold])
+        weights, masks = lagrange(chosen), _Masks(self.plan)
+        for number in self._boxes:
+            secret = combined({sender: answer[number] for sender, answer in chosen.items()}, weights)
+            if number in self._alive:
+                masks.add(self._sum, _derived(secret, "own", self.plan, number), negative=True)
+                continue
+            key = X25519PrivateKey.from_private_bytes(secret)
+            if _public(key) != self._keys[number][1]:
+                raise RoundAbandoned("the shares of a client's key do not fit it")
+            for other in self._alive:  # takes off what the other has added
+                common = _common(key, self._keys[other][1], "pair", self.plan, number, other)
+                masks.add(self._sum, common, negative=other < number)
+        found = ModularSum(self.plan.dim, self.plan.bits)
+        found.add(self._sum)
+        self._sum = np.zeros_like(self._sum)
+        return found
+
+    def _close(self, stage: int, left: int) -> None:
+        if stage != self._stage:
+            raise _refused("a stage was closed twice, or out of turn")
+        if left < self.plan.least_survivors:
+            raise RoundAbandoned(f"{left} clients are left, {self.plan.least_survivors} are needed")
+        self._stage += 1
+
+
+class _Masks:
+    """Adds the words of a key to a vector: AES-256 in counter mode, each key for one vector."""
+
+    def __init__(self, plan: SumPlan) -> None:
+        size = plan.dim * np.dtype(word_type(plan.bits)).itemsize
+        self._zeros, self._buffer = bytes(size), bytearray(size + 16)
+        self._words = np.frombuffer(self._buffer, np.dtype(word_type(plan.bits)).newbyteorder("<"), plan.dim)
+
+    def add(self, total: NDArray[np.unsignedinteger], key: bytes, *, negative: bool = False) -> None:
+        Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update_into(self._zeros, self._buffer)
+        (np.subtract if negative else np.add)(total, self._words, out=total)
+
+
+def split(secret: bytes, threshold: int, numbers: Iterable[int]) -> dict[int, bytes]:
+    """Shamir's shares of 32 bytes, by client: any `threshold` of them give the secret, fewer tell nothing."""
+    factors = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    shares = {}
+    for number in numbers:
+        value = 0
+        for factor in reversed(factors):
+            value = (value * number + factor) % PRIME
+        shares[number] = value.to_bytes(_SHARE, "big")
+    return shares
+
+
+def lagrange(numbers: Iterable[int]) -> dict[int, int]:
+    """With these weights the shares of these clients add up to the secret."""
+    known, weights = list(numbers), {}
+    for one in known:
+        above = below = 1
+        for other in known:
+            if other != one:
+                above, below = above * -other % PRIME, below * (one - other) % PRIME
+        weights[one] = above * pow(below, -1, PRIME) % PRIME
+    return weights
+
+
+def combined(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes:
+    """The secret of 32 bytes of which these are shares."""
+    value = sum(int.from_bytes(share, "big") * weights[number] for number, share in shares.items()) % PRIME
+    if value >> 256:
+        raise RoundAbandoned("shares do not fit together")
+    return value.to_bytes(32, "big")
+
+
+def _public(key: X25519PrivateKey) -> bytes:
+    return bytes(key.public_key().public_bytes_raw())
+
+
+def _common(key: X25519PrivateKey, public: bytes, purpose: str, plan: SumPlan, one: int, other: int) -> bytes:
+    """The key that two clients have in common for one purpose in one round."""
+    try:
+        exchanged = key.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise _refused("a public key is not one") from None
+    return _derived(exchanged, purpose, plan, min(one, other), max(one, other))
+
+
+def _derived(secret: bytes, purpose: str, plan: SumPlan, *numbers: int) -> bytes:
+    info = f"clipline secure sum 1/{purpose}/".encode() + _names(plan, *numbers)
+    return bytes(HKDF(SHA256(), 32, None, info).derive(secret))
+
+
+def _names(plan: SumPlan, *numbers: int) -> bytes:
+    return b"".join(number.to_bytes(8, "big") for number in numbers) + plan.round_id
+
+
+def _refused(why: str) -> RunError:
+    return RunError(f"this round's sum is refused: {why}", "abandon the round")
