@@ -161,7 +161,7 @@ def test_of_large_files_the_values_are_not_read_but_offsets_and_pad_count(store,
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ([1], "has packed as a list"),
+        ([1], "packed is "),
         ({"tokens": 3}, "does not say width and pad of 'tokens'"),
         ({"tokens": {"width": 5}}, "does not say width and pad"),
         ({"tokens": {"width": "5", "pad": 0}}, "does not say width and pad"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,19 +35,12 @@ def ignore_user(user: str) -> None:
 
 def is_file(path: Path) -> bool:
     """Whether a file is there; False too for what cannot name one."""
-    return _asked(path.is_file)
+    return os.path.isfile(path)  # noqa: PTH113  # `Path.is_file` raises for a name that is too long
 
 
 def is_folder(path: Path) -> bool:
     """Whether a folder is there; False too for what cannot name one."""
-    return _asked(path.is_dir)
-
-
-def _asked(there: Callable[[], bool]) -> bool:
-    try:
-        return there()
-    except (OSError, ValueError):  # a name that is too long, or has a NUL in it
-        return False
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def check_exists(name: str, path: Path) -> None:

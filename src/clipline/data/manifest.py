@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from numpy.typing import NDArray
 
@@ -26,12 +26,6 @@ WAY_OUT = "prepare or save the data again"
 
 # "original": the files of the paper; "substitute": other real data in their place; "own": the user's own data.
 Origin = Literal["original", "substitute", "own"]
-_TYPES: dict[str, type] = {
-    "version": int, "fields": list, "user_ids": bool, "users": int, "examples": int, "source": str, "made_by": str,
-    "sha256": dict, "tasks": list, "origin": str, "shared_users": bool,
-    "column_options": dict, "charges": list, "example_level": bool,
-    "packed": dict,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,13 +89,18 @@ def packed_entry(width: int, pad: NDArray[Any]) -> dict[str, Any]:
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """The whole manifest of a store. One without counts and checksums is refused, though `Population.open` takes it."""
-    entries = read_entries(folder)
+    """The manifest of a store, checked."""
+    entries, path = read_entries(folder), Path(folder) / MANIFEST
+    if entries.get("version") not in (VERSION, PACKED_VERSION):
+        raise PopulationError(
+            f"{str(folder)!r} has version {entries.get('version')!r} but this clipline reads {VERSION} and "
+            f"{PACKED_VERSION}: {WAY_OUT}"
+        )
     try:
         return _checked(entries)
     except (ValueError, TypeError) as error:
         raise PopulationError(
-            f"{str(Path(folder) / MANIFEST)!r} is no manifest with checksums ({error}): prepare the data again"
+            f"{str(path)!r} is no manifest with checksums ({error}): prepare the data again"
         ) from None
 
 
@@ -166,10 +165,10 @@ def sha256(path: Path) -> str:
 def _checked(content: Any) -> Manifest:
     """The manifest with these entries; ValueError or TypeError where one is missing, unknown or of another type."""
     manifest = Manifest(**content)
-    for entry in fields(manifest):
-        value = getattr(manifest, entry.name)
-        if type(value) is not _TYPES[entry.name]:
-            raise ValueError(f"{entry.name} is {value!r}")
+    for name, kind in get_type_hints(Manifest).items():
+        value, wanted = getattr(manifest, name), get_origin(kind) or kind
+        if type(value) is not (str if wanted is Literal else wanted):
+            raise ValueError(f"{name} is {value!r}")
     check_field_names(manifest.fields)
     if not all(isinstance(task, str) for task in manifest.tasks):
         raise ValueError(f"tasks is {manifest.tasks!r}")

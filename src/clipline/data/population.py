@@ -24,16 +24,7 @@ from .column_options import ZERO_UPDATE, ColumnOptions, charges_of
 from .fields import ColumnErrors, fields_of_arrays
 from .fingerprint import fingerprint
 from .grouping import Rows
-from .manifest import (
-    MANIFEST,
-    PACKED_VERSION,
-    VERSION,
-    WAY_OUT,
-    check_field_names,
-    packed_entry,
-    read_entries,
-    write_manifest,
-)
+from .manifest import MANIFEST, WAY_OUT, check_field_names, packed_entry, read_manifest, write_manifest
 from .packed_field import Field, PackedField, is_mapped, offsets_of, taken
 from .readers.dataframes import (
     column_names,
@@ -295,29 +286,14 @@ class Population:
         if not isinstance(folder, str | PathLike):
             raise refuse("folder", type(folder).__name__, "the path of a store", "give Population.open('rides'), say")
         path = Path(folder)
-        manifest = read_entries(path)
-        if manifest.get("version") not in (VERSION, PACKED_VERSION):
-            raise PopulationError(
-                f"{str(path)!r} has version {manifest.get('version')!r} but this clipline reads {VERSION} and "
-                f"{PACKED_VERSION}: {WAY_OUT}"
-            )
-        names, with_ids = manifest.get("fields"), manifest.get("user_ids")
-        if not isinstance(names, list) or not isinstance(with_ids, bool):
-            raise PopulationError(
-                f"{str(path / MANIFEST)!r} must say fields, a list of names, and user_ids, true or false: "
-                "prepare or save the data again"
-            )
-        packed = manifest.get("packed", {})
-        if not isinstance(packed, dict):
-            raise PopulationError(f"{str(path / MANIFEST)!r} has packed as a {type(packed).__name__}: {WAY_OUT}")
-        fields = {name: _opened_field(path, name, packed.get(name)) for name in check_field_names(names)}
-        offsets, user_ids = _mapped(path / "offsets.npy"), _mapped(path / "user_ids.npy") if with_ids else None
+        manifest = read_manifest(path)
+        fields = {name: _opened_field(path, name, manifest.packed.get(name)) for name in manifest.fields}
+        offsets = _mapped(path / "offsets.npy")
+        user_ids = _mapped(path / "user_ids.npy") if manifest.user_ids else None
         try:
-            options = ColumnOptions.of(manifest.get("column_options") or {}).entries()
-            charges = tuple(GaussianEvent.from_json(entries) for entries in manifest.get("charges") or ())
-            return Population(
-                offsets, fields, user_ids, options, charges=charges, example_level=manifest.get("example_level") is True
-            )
+            options = ColumnOptions.of(manifest.column_options).entries()
+            charges = tuple(GaussianEvent.from_json(entries) for entries in manifest.charges)
+            return Population(offsets, fields, user_ids, options, charges, manifest.example_level)
         except (PopulationError, SettingError, AttributeError, TypeError) as error:
             raise PopulationError(f"{str(path)!r}: {error}") from None
 

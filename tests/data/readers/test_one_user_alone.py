@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 from tff_layouts import example, write_hdf5, write_sqlite
 
+from clipline.data import grouping
 from clipline.data.chunks import converted
 from clipline.data.population import Population
 from clipline.data.readers import tables
@@ -123,6 +124,7 @@ def test_tables_that_differ_in_one_user_give_populations_that_differ_in_that_use
     tmp_path, monkeypatch, write, chunk_bytes
 ):
     monkeypatch.setattr(tables, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(grouping, "MEMORY_BYTES", chunk_bytes)  # grouped on disk, too
     for missing, group in ((None, 1), (0.25, 3), ("zero-update", 100)):
         options = {} if missing is None else {"missing": missing}
 
