@@ -182,7 +182,7 @@ BUDGETS = {
     "serve": 775,
     "study": 4462,
     "tasks": 2067,
-    "training": 3851,
+    "training": 3856,
 }
 
 
