@@ -113,14 +113,14 @@ def test_a_task_of_ones_own_from_the_search_to_the_final_training(mine, tmp_path
     assert "tune-epsilon-1.html" in (tmp_path / "tuned/final-epsilon-1.toml").read_text(encoding="utf-8")
     assert {name: (tmp_path / "tuned" / name).read_bytes() for name in kept} == kept
     assert planned(mine)["epsilon"] == plan["epsilon"]
-    # Without bands the cohort has to be larger, and the runs are the same.
+    # Without bands the cohort has to be larger. More noise may be tried, and no run is repeated.
     code, _, err = mine("tune", "mine.py", *ASKED, *FLAGS, "--data", "private.npz", "--independent-noise")
     assert code == 0, err
     plain = tomllib.loads((tmp_path / "tuned/final-noise-independent.toml").read_text(encoding="utf-8"))
     assert plain["noise"] == "independent"
     assert plain["cohort_size"] >= final["cohort_size"]
     assert plain["count_stddev"] == plain["cohort_size"] / 20
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "tuned/runs").iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "tuned/runs").iterdir()}.items() >= before.items()
     # And what it wrote trains: on the private users, with the promise that was asked for.
     code, out, err = mine("train", "--config", "tuned/final.toml", "--workers", 1, "--out", "trained", "--json")
     assert code == 0, err

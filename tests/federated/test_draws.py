@@ -1,4 +1,6 @@
 import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -64,7 +66,7 @@ def test_parts_are_unrelated_also_where_one_is_shifted():
 
 # Every kind of noise and of draws -------------------------------------------------------------------------------------
 
-NOISE = [NoiseNow, BackgroundNoise]
+NOISE = [NoiseNow, partial(BackgroundNoise, threads=ThreadPoolExecutor(2))]
 SAMPLER = PoissonSampler(1000, 50)
 DRAWS = [
     lambda sampler=SAMPLER: PlainDraws(sampler, Streams(4), 18),

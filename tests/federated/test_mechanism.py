@@ -1,4 +1,6 @@
 import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -46,7 +48,7 @@ def test_noise_of_coordinates_of_rounds_and_of_the_bit_is_independent():
     assert np.abs(correlation).max() < 5 / math.sqrt(2999)
 
 
-@pytest.mark.parametrize("kind", [NoiseNow, BackgroundNoise])
+@pytest.mark.parametrize("kind", [NoiseNow, partial(BackgroundNoise, threads=ThreadPoolExecutor(2))])
 def test_noise_begun_before_is_the_noise_that_the_generator_would_give(kind):
     mechanism, zeros = GaussianMechanism(10, 0.5, 2.0), torch.zeros(8, dtype=torch.float64)
     total = ClippedSum(zeros, 1.3, SAMPLING)

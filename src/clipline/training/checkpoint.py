@@ -85,7 +85,8 @@ def _contents(
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    durable.save_tensors({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, path, metadata)
+    copied = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
+    durable.save_tensors(copied, path, metadata, private=True)
 
 
 class CheckpointWriter:

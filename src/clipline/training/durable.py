@@ -100,13 +100,16 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """Write tensors as safetensors, whole and to disk, or not at all."""
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str], *, private: bool = False) -> None:
+    """Write tensors as safetensors, whole and to disk, or not at all. If `private`, nobody else may read the file."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     unfinished = partial_path(path)
     try:
+        if private:
+            unfinished.unlink(missing_ok=True)
+            unfinished.touch(mode=0o600)
         save_file(tensors, unfinished, metadata)
         sync_file(unfinished)
         put(unfinished, path)

@@ -41,9 +41,10 @@ class RunDirectory(Callback):
 
     Files: settings.toml (what the training was made with), ledger.jsonl and metrics.jsonl (a line a round), from time
     to time checkpoint.safetensors, and at the end model.safetensors and curves.png. They hold released numbers only,
-    but for the seconds that `unprivate_timing` asks for and, in a checkpoint, the checksum of the data and users'
-    personal parameters, where there are some: the checkpoint is deleted when the run has finished. The folder must
-    be new or empty; for `Training.resume` it is that of the interrupted run. It is locked from the start of the run to
+    but for the seconds that `unprivate_timing` asks for and, in a checkpoint, the checksum of the data, users'
+    personal parameters and banded noise of the last rounds, where there are some: the checkpoint is deleted when the
+    run has finished. Of an unfinished folder and its copy resume one only, as they share that noise. The folder must be
+    new or empty; for `Training.resume` it is that of the interrupted run. It is locked from the start of the run to
     `close`: no other process can use it meanwhile.
 
     A round's line of the ledger is on disk before anything else of it is written, shown or measured: a power cut

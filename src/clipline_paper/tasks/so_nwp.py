@@ -15,6 +15,7 @@ from ..paper_task import Fields, paper_task
 from ..preprocessing import PAD, SENTENCE, WORD_EOS, WORD_IDS, WORD_OOV
 from ..stand_ins import so_nwp_users
 
+STATE = 670  # numbers that the memory carries from word to word
 FIELDS: Fields = {"tokens": ((SENTENCE,), "whole")}
 VALIDATION_SENTENCES = 10_000  # the original validates on the first so many sentences of the test users
 
@@ -25,8 +26,8 @@ class WordLSTM(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = keras_embedding(WORD_IDS, 96)
-        self.lstm = MatrixLSTM(96, 670)
-        self.projection = keras_linear(670, 96)
+        self.lstm = MatrixLSTM(96, STATE)
+        self.projection = keras_linear(STATE, 96)
         self.out = keras_linear(96, WORD_IDS)
 
     def forward(self, tokens: Tensor) -> Tensor:

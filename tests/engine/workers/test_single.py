@@ -33,7 +33,7 @@ def test_the_sum_of_a_cohort_is_that_of_its_clipped_updates_and_bits_whatever_th
     trainer = plain()
     params = trainer.problem.model.initial + 0.1
     rows = rows_of(trainer, USERS, 2, params)
-    clip = float(rows.norm(dim=1).median())
+    clip = 1.001 * float(rows.norm(dim=1).median())  # nobody at the border
     clipped, within = clip_rows(rows, clip)
     assert within.sum() == 3
     for one in trainers(trainer):
