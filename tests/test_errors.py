@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from clipline.errors import SettingError, check_choice, check_number, check_whole, nearest, refuse
+from clipline.errors import CliplineError, SettingError, check_choice, check_number, check_whole, nearest, refuse
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1", None, True, 0, -1, 11])
@@ -77,3 +77,13 @@ def test_there_may_be_nothing_to_choose_or_something_other_than_text():
 )
 def test_what_may_hold_data_is_shown_by_its_type_alone(value, shown):
     assert str(refuse("clip", value, "above 0", "give 1")) == f"clip={shown} must be above 0: give 1"
+
+
+def test_no_control_character_of_a_name_reaches_a_terminal():
+    """Escape codes repaint lines, carriage returns overwrite them, and marks of direction turn them round."""
+    error = CliplineError("column \x1b[2J\r\x9b1m\u202e é 文", "\x07 here\nand there")
+    assert str(error) == "column \\x1b[2J\\r\\x9b1m\\u202e é 文: \\x07 here\nand there"
+    assert error.hint == "\\x07 here\nand there"
+    assert nearest("km", ["a\nb", "\x1b[2J"]) == "choose among a\\nb, \\x1b[2J"
+    assert nearest("km", ["x" * 10_000] * 1000) == f"choose among {', '.join(['x' * 80] * 100)}, 900 more"
+    assert len(str(CliplineError("x" * 10**6))) < 10**5

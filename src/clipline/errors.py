@@ -17,18 +17,20 @@ __all__ = [
 ]  # fmt: skip
 
 _MOST_SHOWN = 20  # entries of a list or dict in a message
+_LONGEST = 20_000  # letters of a message
+_LONGEST_WORD, _MOST_WORDS = 80, 100  # of names that may be meant
 _WHOLE_LIMIT = 2**63  # whole numbers beyond 64 bits are no setting, and neither NumPy nor torch take them
 
 
 class CliplineError(Exception):
     """Everything that clipline refuses on purpose. The command line prints it and exits with code 2.
 
-    The text ends with the `hint`, where one is given.
+    The text ends with the `hint`, where one is given. Names and paths in it may come from a file: it is `printable`.
     """
 
     def __init__(self, message: str = "", hint: str = "") -> None:
-        super().__init__(f"{message}: {hint}" if hint else message)
-        self.hint = hint
+        super().__init__(printable(f"{message}: {hint}" if hint else message))
+        self.hint = printable(hint)
 
 
 class SettingError(CliplineError, ValueError):
@@ -60,6 +62,13 @@ class HopelessNoiseWarning(UserWarning):
 
     It comes before the first round and rests on public numbers alone: noise multiplier, cohort size, parameters.
     """
+
+
+def printable(text: str) -> str:
+    """The text as a terminal may show it: line ends stay, and control characters are written as Python writes them."""
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}..."
+    return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
 
 
 def refuse(name: str, value: object, limit: str, way_out: str) -> SettingError:
@@ -173,7 +182,9 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> str:
 def nearest(value: object, known: Iterable[str]) -> str:
     """A way out for a misspelt word: the closest known one, or the list."""
     words = [str(word) for word in known]
-    close = difflib.get_close_matches(str(value), words, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(value)[:_LONGEST_WORD], words, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"choose among {', '.join(words)}" if words else "there is none to choose"
+    listed = [printable(word[:_LONGEST_WORD]).replace("\n", "\\n") for word in words[:_MOST_WORDS]]
+    more = [f"{len(words) - _MOST_WORDS} more"] if len(words) > _MOST_WORDS else []
+    return f"choose among {', '.join(listed + more)}" if words else "there is none to choose"

@@ -1,19 +1,19 @@
-import pytest
-
-from clipline.study.study import StudyProgress, Tally
+from clipline.study.study import StudyProgress
 
 
-def test_time_left_is_that_of_the_rounds_left_at_the_speed_so_far():
+def test_time_left_is_that_of_the_rounds_left_at_the_speed_so_far(monkeypatch):
     # 4 runs of 10 rounds, one done before. After the first round 11 in 5.5 s: 18 of 30 are left, half a second each.
-    tally = Tally({"a": 10, "b": 10, "c": 10}, total=4, running={"a", "b"})
-    assert tally.seconds_left(100.0) is None
+    monkeypatch.setattr("clipline.study.study.time.perf_counter", lambda: 100.5)
+    progress = StudyProgress(shown=False)
+    progress.begin(dict.fromkeys("abcd", 10), ["d"])
+    progress.start(["a", "b"])
+    assert progress.text(100.0) == "runs 1/4 done  2 running"
     for run in "aaaaaabbbbbb":
-        tally.add_round(run, now=100.5)
-    assert tally.seconds_left(100.6) is None  # too early to tell
-    assert tally.seconds_left(106.0) == pytest.approx(9.0)
-    assert tally.text(106.0) == "runs 1/4 done  2 running  0:00:09 left"
-    tally.drop("a")  # ended early: 4 rounds of b and 10 of c are left
-    assert tally.seconds_left(106.0) == pytest.approx(7.0)
+        progress.round(run)
+    assert "left" not in progress.text(100.6)  # too early to tell
+    assert progress.text(106.0) == "runs 1/4 done  2 running  0:00:09 left"
+    progress.end(["a"])  # early: 4 rounds of b and 10 of c are left
+    assert progress.text(106.0) == "runs 2/4 done  1 running  0:00:07 left"
 
 
 def test_lines_say_what_is_done_running_and_failed(capsys):

@@ -1,14 +1,29 @@
-"""`clipline new-task`: a commented task file to begin with, for made-up data or a table of one's own."""
+"""`clipline new-task`: a folder with a task file that runs, for made-up rides or fitted to a table's columns.
+
+The text of the file stands in assets/: `task.txt`, then `number.txt` or `class.txt` by what is predicted.
+"""
 
 from __future__ import annotations
 
 import csv
+import random
+import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
 from functools import partial
+from importlib import resources
+from json import dumps
 from pathlib import Path
+from string import Template
+from typing import Any
 
 from ..console import say
+from ..errors import PopulationError, RunError, SettingError, check_whole, nearest, refuse
 from .parser import PATH, Argument, Command, Option
+
+FILE, TABLE, PAGE = "task.py", "rides.csv", "README.md"
+Classes = Sequence[str] | int | None  # what a label may be; None where it is a number to come near to
 
 
 def new_task(folder: Path, table: Path | None, user: str | None, label: str | None, classes: str | None) -> None:
@@ -20,9 +35,32 @@ def new_task(folder: Path, table: Path | None, user: str | None, label: str | No
 
     Of the table only the names and types of its columns are read, no values.
     """
-    from ..tasks.task_template import new_task
-
-    commands = new_task(folder, table, user, label, _classes(classes))
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(f"folder={str(folder)!r} must be new or empty, and it is in use: give another")
+    if table is None:
+        for name, value in (("user", user), ("label", label), ("classes", classes)):
+            if value is not None:
+                raise refuse(name, value, "left out without a table of your own", "give --table FILE, or drop it")
+        chosen, data, title = RIDES, folder / TABLE, "How long a ride takes, learned from made-up riders."
+    else:
+        if user is None or label is None:
+            missing, what = ("user", "that says whose row it is") if user is None else ("label", "to predict")
+            raise SettingError(f"{missing} is missing: give --{missing} COLUMN, the column {what}")
+        chosen, data = _chosen(table, user, label, _classes(classes)), table
+        title = "What a column of a table will be, learned from the others."
+    file, run = folder / FILE, folder / "run"
+    kept = f'"{chosen.user}"' if "," in chosen.user else chosen.user  # whose row it is, beside what is predicted
+    commands = [
+        _command("train", file, "--data", data, "--out", run),
+        _command("predict", run, "--model", file, "--data", data, "--keep", kept, "--out", folder / "predicted.csv"),
+    ]
+    text = _task_text(chosen, title, commands[0])
+    compile(text, FILE, "exec")  # a mistake of ours, should there be one, is seen here and not by whoever trains
+    folder.mkdir(parents=True, exist_ok=True)
+    if table is None:
+        _write_rides(data)
+    (folder / PAGE).write_text(_page(chosen, file, commands), encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
     scales = (
         "" if table is None else " and write the middle and spread of your numbers there (it learns little without)"
     )
@@ -33,11 +71,168 @@ def new_task(folder: Path, table: Path | None, user: str | None, label: str | No
         say(f"{label} is learned as a number. If it is a class, make the file again with --classes 2, say.")
 
 
-def _classes(given: str | None) -> Sequence[str] | int | None:
+def _classes(given: str | None) -> Classes:
     """A number of classes, or their names; quotes keep a comma."""
     if given is None or given.strip().isdigit():
         return None if given is None else int(given)
     return [one.strip() for one in next(csv.reader([given], skipinitialspace=True), []) if one.strip()]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The columns of a table, sorted by what becomes of them, with what was said of them."""
+
+    user: str
+    label: str
+    inputs: Sequence[str]  # numbers and times
+    times: Sequence[str] = ()  # of the inputs
+    texts: Sequence[str] = ()  # left out
+    others: Sequence[str] = ()  # left out
+    classes: Classes = None
+    categories: dict[str, Sequence[str]] = field(default_factory=dict)  # of inputs that are text, as far as known
+    scales: dict[str, tuple[float, float]] = field(default_factory=dict)  # by column: about its middle and its spread
+
+
+def column_kinds(path: str | Path) -> dict[str, str]:
+    """Of each column of a table whether it is fraction, whole, yes-no, text, time or other. No value is looked at."""
+    import pyarrow.types as types
+
+    from ..data.readers.tables import table_schema
+
+    tests = {
+        "yes-no": types.is_boolean, "whole": types.is_integer, "fraction": types.is_floating, "text": types.is_string,
+        "long text": types.is_large_string, "moment": types.is_timestamp, "time": types.is_date,
+    }  # fmt: skip
+
+    def kind(arrow: Any) -> str:
+        inner = arrow.value_type if types.is_dictionary(arrow) else arrow
+        found = next((name for name, test in tests.items() if test(inner)), "other")
+        return {"long text": "text", "moment": "time"}.get(found, found)
+
+    return {str(field.name): kind(field.type) for field in table_schema(path)}
+
+
+def _chosen(table: Path, user: str, label: str, classes: Classes) -> Chosen:
+    """The columns of a table, sorted by what becomes of them."""
+    kinds = column_kinds(table)
+    for name, column in (("user", user), ("label", label)):
+        if column not in kinds:
+            raise PopulationError(f"table={str(table)!r} has no {name} column {column!r}: {nearest(column, kinds)}")
+    if user == label:
+        raise refuse("label", label, "another column than the user's", "give the column to predict")
+    others = {name: kind for name, kind in kinds.items() if name not in (user, label)}
+    inputs = [name for name, kind in others.items() if kind in ("fraction", "whole", "yes-no", "time")]
+    if not inputs:
+        raise PopulationError(
+            f"table={str(table)!r} has no column of numbers or times to predict {label!r} from: add some; for text "
+            "see examples/text_classification.py"
+        )
+    times, texts, rest = ([name for name in others if kinds[name] == kind] for kind in ("time", "text", "other"))
+    return Chosen(user, label, inputs, times, texts, rest, _of_label(label, kinds[label], classes))
+
+
+def _of_label(label: str, kind: str, classes: Classes) -> Classes:
+    """What the label may be, checked against its type; None where it is a number to come near to."""
+    if isinstance(classes, int):
+        check_whole("classes", classes, at_least=2, way_out="the label is 0, 1, ... below it")
+    if kind == "yes-no":
+        return 2
+    if kind == "text":
+        if classes is None or isinstance(classes, int) or not classes or len(set(classes)) < len(classes):
+            limit = f"a list of what the label {label!r} may be, as it is text"
+            raise refuse("classes", classes, limit, "give --classes yes,no, say")
+        return classes
+    if kind not in ("fraction", "whole"):
+        raise refuse("label", label, "a column of numbers or text", "give another, or convert it")
+    if classes is not None and (not isinstance(classes, int) or kind != "whole"):
+        way_out = "give their number for a label of 0, 1, 2, ...; leave it out to predict a number"
+        raise refuse("classes", classes, f"left out or a number, as the label {label!r} is {kind}", way_out)
+    return classes
+
+
+def _task_text(chosen: Chosen, title: str, command: str) -> str:
+    """A task file for these columns."""
+    inputs, classes = chosen.inputs, chosen.classes
+    left_out = ""
+    if chosen.texts:
+        left_out = f"""    # Left out, as they are text: {_quoted(chosen.texts)[1:-1]}. List what one may hold under
+    # "categories" and add it to "fields": it becomes 0, 1, 2, ..., and one more for anything else.
+    # Sentences need a function that makes numbers of them: text=, see docs/own_data.md.
+"""
+    if chosen.others:
+        left_out += f"    # Left out, as they are neither numbers nor times: {_quoted(chosen.others)[1:-1]}.\n"
+    label = [f"LABEL = {_quoted(chosen.label)}  # what is predicted"]
+    if classes is None:
+        middle, spread = chosen.scales.get(chosen.label, (0.0, 1.0))
+        label.append(f"MIDDLE, SPREAD = {middle}, {spread}  # of the label, as for the columns below")
+    elif isinstance(classes, int):
+        label.append(f"CLASSES = range({classes})  # the label is 0, 1, ... below this")
+    else:
+        other = _quoted("other" if "other" not in classes else "other values")
+        label.append(f'CLASSES = [*COLUMNS["categories"][LABEL], {other}]  # the last is for anything else')
+    usual = {**dict.fromkeys(inputs, (0.0, 1.0)), **dict.fromkeys(chosen.times, (0.0, 365.0))}
+    listed = {chosen.label: classes} if isinstance(classes, Sequence) else {}
+    return _asset("task").substitute(
+        title=title,
+        said=f"# {command}\n\n" if command.isprintable() else "",
+        user=_quoted(chosen.user),
+        fields=_quoted([*inputs, *chosen.categories, chosen.label]),
+        left_out=left_out,
+        categories=_quoted({**chosen.categories, **listed}),
+        timestamps=_quoted(dict.fromkeys(chosen.times, f"days since {date.today().year}-01-01")),
+        fill=_quoted({name: round(chosen.scales.get(name, (0.0, 1.0))[0]) for name in inputs}),
+        label="\n".join(label),
+        numbers="".join(f"    {_quoted(name)}: {chosen.scales.get(name, usual[name])},\n" for name in inputs),
+    ) + _asset("number" if classes is None else "class").substitute()  # fmt: skip
+
+
+def _asset(name: str) -> Template:
+    return Template(resources.files(__package__).joinpath("assets", f"{name}.txt").read_text(encoding="utf-8"))
+
+
+def _quoted(value: object) -> str:
+    """Text, a list or a dict of these as Python has it, on one line; JSON's escapes are Python's."""
+    return dumps(value, ensure_ascii=False)
+
+
+_MINUTES_A_KM = {"city": 4.0, "race": 2.5, "cargo": 5.5}
+RIDES = Chosen(
+    "rider", "minutes", ["start", "km", "climb"], ["start"],
+    categories={"bike": list(_MINUTES_A_KM)},
+    scales={"start": (180.0, 180.0), "km": (8.0, 5.0), "climb": (100.0, 60.0), "minutes": (40.0, 20.0)},
+)  # fmt: skip
+
+
+def _write_rides(path: Path) -> None:
+    """The same rides each time. One climb in ten is missing, and one ride in ten on a bike that nobody wrote down."""
+    rng, year = random.Random(1), datetime(datetime.now().year, 1, 1)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["rider", "start", "bike", "km", "climb", "minutes"])
+        for rider in range(600):
+            bike = rng.choice(list(_MINUTES_A_KM))
+            for _ in range(rng.randint(1, 20)):
+                start = year + timedelta(minutes=rng.randrange(525_600))
+                km, climb = rng.uniform(1, 16), rng.randrange(200)
+                minutes = km * _MINUTES_A_KM[bike] + climb * 0.05 + rng.gauss(0, 2)
+                written = "" if rng.random() < 0.1 else bike
+                measured = "" if rng.random() < 0.1 else climb
+                rows.writerow([f"r{rider:03}", start, written, f"{km:.2f}", measured, f"{max(minutes, 1):.1f}"])
+
+
+def _command(name: str, *words: str | Path) -> str:
+    return shlex.join(["clipline", name, *map(str, words)])
+
+
+def _page(chosen: Chosen, file: Path, commands: Sequence[str]) -> str:
+    what = "a number" if chosen.classes is None else "a class"
+    plan = _command("plan", "--model", file, "--population-size", "USERS", "--epsilon", "4")
+    return f"""# {FILE}: {what} for each row, `{chosen.label}`; all rows of one `{chosen.user}` are protected together
+    {commands[0]}
+    {commands[1]}
+Before that, `{plan}` says how many users a round it takes.
+`clipline tune` finds rates, noise and cohort on data that are not private; clipline's docs/own_model.md has the rest.
+"""
 
 
 _of_table = partial(Option, group="A table of your own")

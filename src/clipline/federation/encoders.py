@@ -2,10 +2,10 @@
 
 | encoder | unbiased | may enlarge a norm by | bits a coordinate | the server decodes |
 | --- | --- | --- | --- | --- |
-| `Plain` | yes | 1 | 32 | every vector |
+| `KeptShare` of all, `Plain` | yes | 1 | 32 | every vector |
 | `RotatedLevels` | yes | 1 + 2 sqrt(d) / (2^k - 1), usually by far less | k, 1 to 16 | every vector |
 | `KeptShare` | yes | 1 / share | 32 share | every vector |
-| `SecureIntegers` | to 1e-6 of a rounding step | nothing: the noise is made for its bound | 16 or 32 | the sum |
+| `SecureIntegers` | but for 1e-6 of a step and float32 | nothing: noise is made for its bound | 16 or 32 | the sum |
 
 Where the server decodes vectors it clips each of them once more (`PartialSums.add_clipped`). So an enlarged norm costs
 accuracy and no privacy. All vectors are in clips: the range follows the clip, and nobody tunes it.
@@ -62,29 +62,11 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True)
-class Plain:
-    """The vector itself, in float32."""
+class KeptShare:
+    """A random share of the update, the same for all clients of a round and scaled up; by default all of it."""
 
     dim: int  # of the model
-    unbiased = True
-    enlarges = 1.0
-    bits = 32.0
-
-    def encode(self, joint: Tensor, clip: float, round_index: int, rng: np.random.Generator) -> Message:
-        """(dim + 1,) float32."""
-        return joint.float().numpy()
-
-    def decode(self, message: Message, clip: float, round_index: int) -> Tensor | None:
-        """The numbers."""
-        return _floats(message, self.dim + 1)
-
-
-@dataclass(frozen=True)
-class KeptShare:
-    """A random share of the coordinates, the same for all clients of a round; what is kept is scaled up."""
-
-    dim: int
-    share: float
+    share: float = 1.0
     unbiased = True
 
     def __post_init__(self) -> None:
@@ -108,12 +90,14 @@ class KeptShare:
     def decode(self, message: Message, clip: float, round_index: int) -> Tensor | None:
         """Zeros where nothing was sent."""
         kept = _mask(self.dim, self.share, round_index)
-        values = _floats(message, int(kept.sum()) + 1)
-        if values is None:
+        if message.dtype != np.float32 or message.shape != (int(kept.sum()) + 1,) or not np.isfinite(message).all():
             return None
-        joint = torch.zeros(self.dim + 1, dtype=torch.float64)
+        values, joint = torch.from_numpy(message.astype(np.float64)), torch.zeros(self.dim + 1, dtype=torch.float64)
         joint[:-1][kept], joint[-1] = values[:-1], values[-1]
         return joint
+
+
+Plain = KeptShare  # the vector itself: give no share
 
 
 @lru_cache(maxsize=2)
@@ -192,12 +176,6 @@ def _unpacked(packed: NDArray[np.generic], bits: int, count: int) -> NDArray[np.
     return np.packbits(each, axis=1).view(">u2")[:, 0].astype(np.uint16)
 
 
-def _floats(message: Message, count: int) -> Tensor | None:
-    if message.dtype != np.float32 or message.shape != (count,) or not np.isfinite(message).all():
-        return None
-    return torch.from_numpy(message.astype(np.float64))
-
-
 @dataclass(frozen=True)
 class SecureIntegers:
     """Whole numbers for a secure sum modulo 2^bits: the rotated update and bit, scaled, rounded at random.
@@ -215,7 +193,7 @@ class SecureIntegers:
     length: float  # of the joint vector before rounding
     bit_weight: float  # 0 if no bit is released
     most_users: int  # more in one sum may wrap around
-    unbiased = True  # but for what rounding anew does: less than 1e-6 of a step
+    unbiased = True  # but for what rounding anew does, less than 1e-6 of a step, and float32 where `bits` is at most 20
 
     @cached_property
     def rotation(self) -> Rotation:
@@ -377,10 +355,6 @@ def _length_for(bound: float, dim: int) -> float:
 
 def _most_users(cohort_size: int) -> int:
     """A Poisson cohort is larger with half the chance of a wrap-around, at most."""
-    from scipy.special import pdtrc
+    from scipy.special import pdtrik
 
-    step = max(1, math.isqrt(cohort_size) // 8)
-    most = cohort_size + step
-    while pdtrc(most, cohort_size) > _WRAPPED / 2:
-        most += step
-    return most
+    return math.ceil(float(pdtrik(1 - _WRAPPED / 2, cohort_size)))

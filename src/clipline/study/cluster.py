@@ -30,28 +30,26 @@ class ClusterExecutor:
     ) -> None:
         self._task, self._add, self._on_round, self._address = task, add, on_round, address
         self._ray = _import_ray()
-        self._connected = self._began = False
-        self._functions: dict[Any, Any] = {}
+        self._began = False
         self._sizes: dict[Any, int] = {}
         self._running: dict[Any, Sequence[PlannedRun]] = {}
 
     def free_slots(self) -> int:
         """The GPUs, or cores where there are none, of the nodes there are now, less those at work."""
-        self._connect()
-        return max(0, self._width() - len(self._running))
+        resources = self._connected().cluster_resources()
+        return max(0, int(resources.get("GPU" if self._takes_gpu() else "CPU", 1)) - len(self._running))
 
     def most(self, settings: TrainSettings) -> int:
         """What fits the memory of a node and gains speed, as a node says."""
         key = shape_key(RunSpec(settings))
         if key not in self._sizes:
-            self._sizes[key] = self._get(self._remote(size_on_node).remote(self._on_a_node(settings)))
+            self._sizes[key] = self._get(self._remote(size_on_node, replace(settings, workers=1)))
         return self._sizes[key]
 
     def start(self, group: Sequence[PlannedRun]) -> None:
-        """Send a group to whichever node is free."""
-        self._connect()
-        sent = [replace(run, spec=replace(run.spec, settings=self._on_a_node(run.spec.settings))) for run in group]
-        self._running[self._remote(make_on_node).remote(sent)] = group
+        """Send a group to whichever node is free. One process makes it: other cores have groups of their own."""
+        sent = [replace(run, spec=replace(run.spec, settings=replace(run.spec.settings, workers=1))) for run in group]
+        self._running[self._remote(make_on_node, sent)] = group
 
     def wait(self) -> list[tuple[Sequence[PlannedRun], list[Failure]]]:
         """The groups that have ended; none if none does for a moment."""
@@ -62,13 +60,8 @@ class ClusterExecutor:
             try:
                 texts, failures = self._get(reference)
             except self._ray.exceptions.RayError as error:  # lost more often than Ray tries again
-                if len(group) > 1:  # smaller ones may fit where this one did not
-                    middle = len(group) // 2
-                    self.start(group[:middle])
-                    self.start(group[middle:])
-                    continue
-                first = first_line(error)
-                ended.append((group, [Failure(group[0], f"{type(error).__name__}: {first}", str(error))]))
+                said = f"{type(error).__name__}: {first_line(error)}"
+                ended.append((group, [Failure(run, said, str(error)) for run in group]))
                 continue
             for text in texts:
                 record = RunRecord.from_json(text, "a record from the cluster")
@@ -86,38 +79,28 @@ class ClusterExecutor:
         self._running.clear()
         if self._began:
             self._ray.shutdown()
-        self._connected = self._began = False
-        self._functions.clear()
+        self._began = False
 
-    def _connect(self) -> None:
-        if self._connected:
-            return
+    def _connected(self) -> Any:
+        """Ray, with a connection to the cluster."""
         if not self._ray.is_initialized():
             try:
                 self._ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
                 self._began = True
             except (ConnectionError, ValueError, RuntimeError) as error:
-                reason = first_line(error)
                 raise RunError(
-                    f"cluster={self._address!r} cannot be reached ({reason}): start one with  ray start --head  and "
-                    "give auto there, or HOST:PORT"
+                    f"cluster={self._address!r} cannot be reached ({first_line(error)}): start one with  "
+                    "ray start --head  and give auto there, or HOST:PORT"
                 ) from None
-        self._connected = True
-
-    def _width(self) -> int:
-        resources = self._ray.cluster_resources()
-        return int(resources.get("GPU", 0) if self._takes_gpu() else resources.get("CPU", 1))
+        return self._ray
 
     def _takes_gpu(self) -> bool:
         return self._task.settings.device != "cpu" and self._ray.cluster_resources().get("GPU", 0) >= 1
 
-    def _remote(self, function: Callable[..., Any]) -> Any:
-        """The function as a task of Ray, which is tried again if its node or process is lost, not if it raises."""
-        self._connect()
-        key = function, 1 if self._takes_gpu() else 0
-        if key not in self._functions:
-            self._functions[key] = self._ray.remote(num_cpus=1, num_gpus=key[1], max_retries=_RETRIES)(function)
-        return self._functions[key]
+    def _remote(self, function: Callable[..., Any], argument: Any) -> Any:
+        """The call as a task of Ray, which is tried again if its node or process is lost, not if it raises."""
+        ray = self._connected()
+        return ray.remote(num_cpus=1, num_gpus=int(self._takes_gpu()), max_retries=_RETRIES)(function).remote(argument)
 
     def _get(self, reference: Any) -> Any:
         """The answer of a node; a refusal of ours is raised as it was there."""
@@ -128,10 +111,6 @@ class ClusterExecutor:
             if isinstance(cause, CliplineError):
                 raise cause from None
             raise
-
-    def _on_a_node(self, settings: TrainSettings) -> TrainSettings:
-        """One process a group: the node's other cores have groups of their own."""
-        return replace(settings, workers=1)
 
 
 def make_on_node(group: Sequence[PlannedRun]) -> tuple[list[str], list[tuple[str, str, str]]]:

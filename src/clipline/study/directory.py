@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import csv
-import errno
 import json
-import math
 import os
 import re
 import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.util import register_after_fork
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from .. import registry
@@ -101,14 +98,14 @@ class Claims:
     """Runs that this process alone is to make, until they are released.
 
     The system holds each claim as a lock on the file `<id>.lock`, and frees it when the process ends, however it ends.
-    The file itself is deleted on release and means nothing by itself. Processes that multiprocessing forks, as workers
-    are, drop the claims when they begin: else they would hold them after their parent was killed.
+    The file stays and means nothing by itself. Processes that multiprocessing forks, as workers are, drop the claims
+    when they begin: else they would hold them after their parent was killed.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._held: dict[str, int] = {}  # id -> descriptor
-        register_after_fork(self, Claims._forget)
+        register_after_fork(self, Claims.release)
 
     @property
     def ids(self) -> list[str]:
@@ -120,117 +117,51 @@ class Claims:
         if run in self._held:
             return True
         self._folder.mkdir(parents=True, exist_ok=True)
-        descriptor = _lock(self._folder / f"{run}.lock")
-        if descriptor is None:
+        descriptor = os.open(self._folder / f"{run}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        if not _lock(descriptor):
+            os.close(descriptor)
             return False
         self._held[run] = descriptor
         return True
 
     def release(self, runs: Iterable[str] | None = None) -> None:
-        """Let others have these runs, or all."""
+        """Let others have these runs, or all. In a forked copy the claims stay with the parent."""
         for run in self.ids if runs is None else list(runs):
-            descriptor = self._held.pop(run, None)
-            if descriptor is not None:
-                with suppress(OSError):
-                    (self._folder / f"{run}.lock").unlink()  # while it is held: see `_lock`
-                os.close(descriptor)
+            if run in self._held:
+                os.close(self._held.pop(run))
 
     def __enter__(self) -> Claims:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
-
-    def _forget(self) -> None:
-        for descriptor in self._held.values():
-            with suppress(OSError):
-                os.close(descriptor)
-        self._held.clear()
 
 
 def claimed_elsewhere(folder: Path) -> set[str]:
-    """The runs that some process has claimed now. Looking takes each free lock for a moment."""
+    """The runs that some process has claimed now. Looking shares each free lock for a moment."""
     found = set()
-    for path in folder.glob("*.lock") if folder.is_dir() else ():
-        descriptor = _lock(path, create=False)
-        if descriptor is None:
-            if path.exists():
+    for path in folder.glob("*.lock"):
+        with path.open("rb") as file:  # to read: the folder may be a colleague's
+            if not _lock(file.fileno(), shared=True):
                 found.add(path.stem)
-        else:
-            os.close(descriptor)
     return found
 
 
-def _lock(path: Path, *, create: bool = True) -> int | None:
-    """The descriptor of the file, locked; None if another has it (or, with `create` False, if there is no file).
-
-    Whoever releases a lock deletes its file first. So a file that was locked may be one that is no longer there, and
-    others may lock a new one of its name: then try again.
-    """
-    while True:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666) if create else _opened(path)
-        except FileNotFoundError:
-            if not create:
-                return None
-            raise
-        try:
-            if fcntl is None:
-                raise OSError("the system has no such locks")
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except OSError as error:
-            warnings.warn(
-                f"runs in {str(path.parent)!r} cannot be claimed ({error}): start no second process in this study",
-                UnclaimedWarning,
-                stacklevel=3,
-            )
-            return descriptor
-        try:
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        except FileNotFoundError:
-            pass
-        os.close(descriptor)
-        if not create:
-            return None
-
-
-def _opened(path: Path) -> int:
-    """A descriptor of a file that is there: to read it alone where it is a colleague's, or the disk is read-only."""
+def _lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Whether the file could be locked, which it is until it is closed. Without locks a warning says so."""
     try:
-        return os.open(path, os.O_RDWR)  # which some network drives need for a lock
+        if fcntl is None:
+            raise OSError("the system has no such locks")
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        return os.open(path, os.O_RDONLY)
+        told = f"runs cannot be claimed here ({error}): start no second process in this study"
+        warnings.warn(told, UnclaimedWarning, stacklevel=3)
+    return True
 
 
 _ID = re.compile(rf"\b[0-9a-f]{{{ID_DIGITS}}}\b")
-
-
-def contradictions(record: RunRecord) -> list[str]:
-    """Where a record does not agree with itself: rounds, clips and metrics against settings and outcome."""
-    found, settings, rounds = list[str](), record.settings, record.rounds
-    count = len(rounds["round"])
-    if list(rounds["round"]) != list(range(count)):
-        found.append("its rounds are not numbered from 0 on without a gap")
-    if record.outcome == "finished" and count != settings["rounds"]:
-        found.append(f"it has {count} rounds but finished, and its settings say {settings['rounds']}")
-    if count > settings["rounds"]:
-        found.append(f"it has {count} rounds and its settings say at most {settings['rounds']}")
-    clips = {clip for clip in rounds["clip"] if clip is not None}
-    fixed = settings.get("fixed_clip") if settings["clip"] == "fixed" else settings["clip"]
-    if isinstance(fixed, float | int) and any(not math.isclose(clip, fixed, rel_tol=1e-9) for clip in clips):
-        found.append(f"its clip is fixed at {fixed}, and a round had another")
-    for name, value in record.final.items():
-        if name not in rounds or (count and rounds[name][-1] != value):
-            found.append(f"{name} of the last model is not that of the last round")
-    return found
 
 
 def runs_without_record(table: Path, records: Collection[str]) -> list[str]:
@@ -276,19 +207,19 @@ class StudyDirectory:
 
     def entries(self) -> dict[str, Any]:
         """What `study.json` holds: `experiments` (name -> facts) and `asked` (ids of the runs they need)."""
+        path = self.path / STUDY
         try:
-            entries = json.loads((self.path / STUDY).read_text(encoding="utf-8"))
+            entries = json.loads(path.read_text(encoding="utf-8"))
+            found = {
+                name: kind(entries[name]) for name, kind in (("format", int), ("experiments", dict), ("asked", list))
+            }
         except FileNotFoundError:
             return {"format": FORMAT, "experiments": {}, "asked": []}
-        except (ValueError, RecursionError) as error:
-            raise RunError(f"{str(self.path / STUDY)!r} is damaged ({error}): delete it, the runs are kept") from None
-        if not isinstance(entries, dict) or entries.get("format") != FORMAT:
-            raise RunError(f"{str(self.path / STUDY)!r} must have format {FORMAT}: use the clipline that wrote it")
-        experiments, asked = entries.get("experiments"), entries.get("asked")
-        if not isinstance(experiments, dict) or not isinstance(asked, list) or not all(map(_is_id, asked)):
-            what = "it must hold experiments by name and ids of runs"
-            raise RunError(f"{str(self.path / STUDY)!r} is damaged ({what}): delete it, the runs are kept")
-        return entries
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise RunError(f"{str(path)!r} is damaged ({error!r}): delete it, the runs are kept") from None
+        if found["format"] != FORMAT:
+            raise RunError(f"{str(path)!r} must have format {FORMAT}: use the clipline that wrote it")
+        return found
 
     @property
     def experiments(self) -> dict[str, Any]:
@@ -398,9 +329,7 @@ class StudyDirectory:
             except RunError as error:
                 problems.append(str(error))
                 continue
-            if record is not None:
-                problems += [f"run {run}: {one}" for one in contradictions(record)]
-                good.add(run)
+            good |= set() if record is None else {run}
         for table in sorted(self.path.glob("*.csv")):
             problems += [f"{table.name}: {one}" for one in runs_without_record(table, good)]
         return problems
@@ -419,7 +348,3 @@ class StudyDirectory:
     def _write(self, path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         durable.write(path, text)
-
-
-def _is_id(run: object) -> bool:
-    return isinstance(run, str) and len(run) == ID_DIGITS

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from .. import __version__
 from ..data.manifest import MANIFEST, read_entries, sha256
@@ -142,8 +142,7 @@ class RunRecord:
             same = checksum == _checksum(content)
             columns = {len(column) for column in record.rounds.values()}
             right = record.id == identity_of(record.identity)
-            _check_kinds(record)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise RunError(f"{where} is no record of a run ({error}): delete it, and the run is made again") from None
         if not same:
             raise RunError(f"{where} was changed after it was written: delete it, and the run is made again")
@@ -152,28 +151,6 @@ class RunRecord:
         if len(columns) != 1:
             raise RunError(f"{where} has columns of different lengths: delete it, and the run is made again")
         return record
-
-
-def _check_kinds(record: RunRecord) -> None:
-    """Refuse what has not the kinds that others rely on. A checksum only says that nothing changed since."""
-    parts = {name: getattr(record, name) for name in ("identity", "rounds", "final", "circumstances")}
-    parts |= {"settings": record.identity["settings"], "guarantee": record.guarantee or {}}
-    for name, value in parts.items():
-        if not isinstance(value, dict):
-            raise TypeError(f"{name} is no mapping")
-    if record.outcome not in get_args(Outcome):
-        raise ValueError(f"outcome {record.outcome!r} is not known")
-    rounds, clip = record.settings["rounds"], record.settings["clip"]
-    if not isinstance(rounds, int) or not isinstance(clip, str | int | float):
-        raise TypeError("settings have no number of rounds or no clip")
-    for name in ("round", "clip", "fraction_within", *record.rounds, *record.final):
-        numbers = record.rounds[name] if name in record.rounds else [record.final[name]]
-        if not isinstance(numbers, list) or not all(_is_number(value) for value in numbers):
-            raise TypeError(f"{name} is no list of numbers")
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and math.isfinite(value))
 
 
 def worst(metric: str) -> float:

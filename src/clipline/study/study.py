@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,50 +182,6 @@ def describe(parts: Mapping[str, Any]) -> str:
     return f"{parts['task']}, {clip}, {noise}, {rates}, seed {settings['seed']}"
 
 
-@dataclass
-class Tally:
-    """Counts of runs, and how long the rest will take at the speed so far. Times are in seconds."""
-
-    left: dict[str, int]  # rounds to train of every run that is not done
-    total: int
-    running: set[str] = field(default_factory=set)
-    failed: int = 0
-    elsewhere: int = 0  # runs that another process makes, while there is nothing to do here
-    begun: float | None = None  # when the first round ended: what came before it, such as loading, comes once
-    trained: int = 0  # rounds of runs, here, since then
-
-    def add_round(self, run: str, now: float) -> None:
-        """One run has trained one round more."""
-        if self.begun is None:
-            self.begun = now
-        else:
-            self.trained += 1
-        self.left[run] = max(0, self.left.get(run, 0) - 1)
-
-    def drop(self, run: str) -> None:
-        """Nothing of this run is left to train."""
-        self.left.pop(run, None)
-        self.running.discard(run)
-
-    def rounds_left(self) -> int:
-        """Rounds to train, of all runs."""
-        return sum(self.left.values())
-
-    def seconds_left(self, now: float) -> float | None:
-        """Until all are done; None as long as there is no speed to tell it from."""
-        if self.begun is None or not self.trained or now - self.begun < 1.0 or self.elsewhere:
-            return None
-        return self.rounds_left() * (now - self.begun) / self.trained
-
-    def text(self, now: float) -> str:
-        """In a line."""
-        done, seconds = self.total - len(self.left) - self.failed, self.seconds_left(now)
-        parts = [f"runs {done}/{self.total} done", f"{len(self.running)} running"]
-        parts += [f"{self.failed} failed"] if self.failed else []
-        parts += [f"waiting for {self.elsewhere} of another process"] if self.elsewhere else []
-        return "  ".join([*parts, *([] if seconds is None else [f"{clock(seconds)} left"])])
-
-
 class StudyProgress:
     """Shows on standard error how many runs are done, running and failed, and the time left.
 
@@ -237,46 +192,53 @@ class StudyProgress:
 
     def __init__(self, label: str = "", *, shown: bool = True) -> None:
         self.label, self.shown = label, shown
-        self._tally = Tally({}, 0)
         self._bar: Bar | None = None
+        self.begin({}, ())
 
     def begin(self, rounds: Mapping[str, int], done: Iterable[str]) -> None:
         """These runs are asked for (id -> rounds), of which some are `done` already."""
         ended = set(done)
-        self._tally = Tally({run: count for run, count in rounds.items() if run not in ended}, len(rounds))
-        if self.shown:
-            self._bar = Bar(max(1, self._tally.rounds_left()), transient=True)
+        self._left = {run: count for run, count in rounds.items() if run not in ended}  # rounds to train
+        self._total, self._running, self._failed = len(rounds), set[str](), 0
+        self._elsewhere = 0  # runs that another process makes, while there is nothing to do here
+        self._begun: float | None = None  # when the first round ended: what came before, such as loading, comes once
+        self._trained = 0  # rounds since then
+        if self.shown and rounds:
+            self._bar = Bar(max(1, sum(self._left.values())), transient=True)
             self._show(0.0)
 
     def start(self, ids: Iterable[str]) -> None:
         """Count these as running."""
-        self._tally.running |= set(ids)
-        self._tally.elsewhere = 0
+        self._running |= set(ids)
+        self._elsewhere = 0
         self._show()
 
     def round(self, run: str) -> None:
         """Count one round."""
-        self._tally.add_round(run, time.perf_counter())
+        if self._begun is None:
+            self._begun = time.perf_counter()
+        else:
+            self._trained += 1
+        self._left[run] = max(0, self._left.get(run, 0) - 1)
         self._show()
 
     def wait(self, count: int) -> None:
         """Another process makes the last `count` runs: said at once, then every ten seconds."""
-        first, self._tally.elsewhere = not self._tally.elsewhere, count
+        first, self._elsewhere = not self._elsewhere, count
         self._show(0.0 if first else QUIET_SECONDS)
 
     def end(self, ids: Iterable[str]) -> None:
         """Count these as done."""
-        ended = [run for run in ids if run in self._tally.left]
-        for run in ended:
-            self._tally.drop(run)
-        self._tally.elsewhere = min(self._tally.elsewhere, len(self._tally.left))
-        if ended:
-            self._show(_ENDED_SECONDS if self._tally.left else 0.0)
+        if ended := [run for run in ids if run in self._left]:
+            for run in ended:
+                self._drop(run)
+            self._elsewhere = min(self._elsewhere, len(self._left))
+            self._show(_ENDED_SECONDS if self._left else 0.0)
 
     def fail(self, what: str, run: str, error: str) -> None:
         """Count this one as failed, and say why at once."""
-        self._tally.drop(run)
-        self._tally.failed += 1
+        self._drop(run)
+        self._failed += 1
         if self.shown:
             tell(f"run {run} ({what}) failed: {error}")
 
@@ -286,7 +248,21 @@ class StudyProgress:
             self._bar.close()
         self._bar = None
 
+    def text(self, now: float) -> str:
+        """In a line. Time left is told once there is a speed to tell it from."""
+        parts = [f"{self.label}  runs {self._total - len(self._left) - self._failed}/{self._total} done".strip()]
+        parts += [f"{len(self._running)} running"]
+        parts += [f"{self._failed} failed"] if self._failed else []
+        parts += [f"waiting for {self._elsewhere} of another process"] if self._elsewhere else []
+        if self._begun is not None and self._trained and now - self._begun >= 1.0 and not self._elsewhere:
+            parts += [f"{clock(sum(self._left.values()) * (now - self._begun) / self._trained)} left"]
+        return "  ".join(parts)
+
+    def _drop(self, run: str) -> None:
+        self._left.pop(run, None)
+        self._running.discard(run)
+
     def _show(self, quiet: float = QUIET_SECONDS) -> None:
         if self._bar is not None:
-            text = f"{self.label}  {self._tally.text(time.perf_counter())}".strip()
-            self._bar.show(self._bar.total - self._tally.rounds_left(), text, quiet=quiet)
+            done = self._bar.total - sum(self._left.values())
+            self._bar.show(done, self.text(time.perf_counter()), quiet=quiet)

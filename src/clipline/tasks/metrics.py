@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data.population import Population
+from ..engine.core.batches import Examples
 from ..errors import check_choice
 from ..federated.local_sgd import Batch
 from ..training.evaluation import EvaluateModel
@@ -36,20 +37,35 @@ def evaluator(
     train meanwhile: it takes `gpu_batch_size`, as many as its memory has room for.
     """
     rows = held_out(test, part)
-    kept: dict[torch.device, Batch] = {}  # examples stay on the device from one evaluation to the next
     if part != "test" and max_examples is not None:
         rows = rows[:max_examples]
+    known: dict[tuple[torch.device, torch.dtype], Examples] = {}  # kept from one evaluation to the next
 
     def evaluate(model: nn.Module) -> Mapping[str, float]:
-        sums: dict[str, list[tuple[Tensor, Tensor | int | None]]] = defaultdict(list)
         like = next(model.parameters())
+        examples = known.setdefault((like.device, like.dtype), Examples(test, like.device, like.dtype))
         size = batch_size if like.device.type == "cpu" else gpu_batch_size
-        for batch in batches(test, rows, size, like, kept):
-            for name, pair in count(model, batch).items():
-                sums[name].append(pair)  # added up at the end, so that the host does not wait for the device in between
-        return {name: _ratio(pairs) for name, pairs in sums.items()}
+        above: dict[str, list[Tensor]] = defaultdict(list)  # added up at the end: until then the host does not wait
+        below: dict[str, list[Tensor | int]] = defaultdict(list)
+        for start in range(0, len(rows), size):
+            for name, (numerator, denominator) in count(model, examples.gather(rows[start : start + size])).items():
+                above[name].append(numerator)
+                below[name] += [] if denominator is None else [denominator]
+        return {name: _ratio(above[name], below[name]) for name in above}
 
     return evaluate
+
+
+def _ratio(above: list[Tensor], below: list[Tensor | int]) -> float:
+    """The sums' ratio, 0 over 0; without denominators the sum. Each list leaves the device in one transfer."""
+    numerator, *denominator = (
+        float(torch.stack([torch.as_tensor(part).double() for part in parts]).sum())
+        for parts in (above, below)
+        if parts
+    )
+    if not denominator:
+        return numerator
+    return numerator / denominator[0] if denominator[0] else 0.0
 
 
 def held_out(test: Population, part: str) -> NDArray[np.int64]:
@@ -66,51 +82,6 @@ def held_out_users(users: int, part: str) -> range:
     check_choice("evaluate_on", part, ("validation", "test", "original"))
     first, step = {"validation": (0, 2), "test": (1, 2), "original": (0, 1)}[part]
     return range(first, users, step)
-
-
-def batches(
-    test: Population,
-    rows: NDArray[np.int64],
-    batch_size: int,
-    like: Tensor,
-    kept: dict[torch.device, Batch] | None = None,
-) -> Iterator[Batch]:
-    """The rows in order, the last batch as small as it comes, on the device of `like`; fractions take its type.
-
-    With `kept`, examples that a GPU has once been given stay there for the next time.
-    """
-    if kept is not None and like.device.type != "cpu":
-        if like.device not in kept:
-            fields = {name: torch.from_numpy(field[rows]) for name, field in test.fields.items()}
-            kept[like.device] = {name: field.to(like.device) for name, field in fields.items()}
-        for start in range(0, len(rows), batch_size):
-            part = slice(start, start + batch_size)
-            yield {name: _typed(field[part], like) for name, field in kept[like.device].items()}
-        return
-    for start in range(0, len(rows), batch_size):
-        chosen = rows[start : start + batch_size]
-        fields = {name: torch.from_numpy(field[chosen]) for name, field in test.fields.items()}
-        yield {name: _typed(field.to(like.device), like) for name, field in fields.items()}
-
-
-def _typed(field: Tensor, like: Tensor) -> Tensor:
-    return field.to(like.dtype) if field.is_floating_point() else field
-
-
-def _ratio(pairs: Sequence[tuple[Tensor, Tensor | int | None]]) -> float:
-    """The summed numerators over the summed denominators, 0 where these are 0; without denominators, the sum."""
-    numerator = float(torch.stack([torch.as_tensor(part).double() for part, _ in pairs]).sum())
-    if pairs[0][1] is None:
-        return numerator
-    denominator = sum(_on_host([part for _, part in pairs]))
-    return numerator / denominator if denominator else 0.0
-
-
-def _on_host(numbers: Sequence[Tensor | int | None]) -> list[float]:
-    """Numbers from the device in one transfer."""
-    if all(isinstance(number, Tensor) for number in numbers):
-        return torch.stack([torch.as_tensor(number).double() for number in numbers]).tolist()
-    return [float(number or 0) for number in numbers]
 
 
 def sequence_loss(losses: Tensor, targets: Tensor, padding_in_loss: bool) -> Tensor:

@@ -12,6 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+from clipline.cli.new_task import column_kinds
 from clipline.data.column_options import ColumnOptions
 from clipline.data.population import Population
 from clipline.data.readers import tables
@@ -19,7 +20,6 @@ from clipline.data.readers.tables import read_table, separator, whole_table
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
 from clipline.serve.new_data import arrays_of
-from clipline.tasks.task_template import table_columns
 
 USERS = ["ann", "bob", "ann", "zoë", "bob", "ann"]
 SCORES = [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]
@@ -68,7 +68,7 @@ def test_columns_of_csv_may_be_separated_by_semicolons_or_tabs(tmp_path, name, m
     path = tmp_path / name
     path.write_bytes(packed(csv().replace(b",", mark.encode()), ".gz" if name.endswith(".gz") else ""))
     assert prepared(path, tmp_path).of(1)["first"].tolist() == [1, 4]
-    assert [column.name for column in table_columns(path)] == csv().decode().splitlines()[0].split(",")
+    assert [*column_kinds(path)] == csv().decode().splitlines()[0].split(",")
     assert whole_table(path).num_rows == 6
 
 

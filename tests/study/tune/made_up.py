@@ -1,12 +1,11 @@
 """Trials without training: the metric is a function of rates and noise."""
 
 import math
-from types import SimpleNamespace
 
 from clipline.study.directory import StudyDirectory
 from clipline.study.study import Study
 from clipline.study.tune.question import Question, Target
-from clipline.study.tune.trials import Metric, Trials
+from clipline.study.tune.trials import Metric, Trial, Trials
 from clipline.tasks import task_named
 
 
@@ -20,9 +19,12 @@ class MadeUpTrials(Trials):
     def run(self, settings):
         if len(self.made) >= self.die_after:
             raise KeyboardInterrupt
-        self._metric = Metric("error" if self.lower else "accuracy", self.lower, 10)
+        self.metric = Metric("error" if self.lower else "accuracy", self.lower)
         self.made += settings
-        return [(self.value(one), SimpleNamespace(id=f"run {one}")) for one in settings]
+        return [
+            Trial(one["client_lr"], one["server_lr"], one.get("noise_multiplier", 0.01), self.value(one), f"run {one}")
+            for one in settings
+        ]
 
 
 def question_of(folder, **options):

@@ -5,7 +5,8 @@ import pytest
 from study.tune.made_up import question_of
 
 from clipline.errors import RunError
-from clipline.study.tune.answer import Files, asked, check_out, promised_by, write_file, write_final
+from clipline.privacy.planning import plan
+from clipline.study.tune.answer import Files, asked, check_out, write_file, write_final
 
 SETTINGS = {"population_size": 100_000, "cohort_size": 500, "rounds": 100, "noise_multiplier": 0.8}
 
@@ -13,7 +14,7 @@ SETTINGS = {"population_size": 100_000, "cohort_size": 500, "rounds": 100, "nois
 def test_a_file_that_costs_more_than_was_asked_is_never_written(tmp_path):
     final = tmp_path / "final.toml"
     guarantee = write_final(final, SETTINGS, words="a word", epsilon=4.0)
-    assert guarantee.epsilon == promised_by(final).epsilon <= 4
+    assert guarantee.epsilon == plan(**SETTINGS).guarantee.epsilon <= 4
     assert "# a word\n" in final.read_text(encoding="utf-8")
     before = final.read_text(encoding="utf-8")
     with pytest.raises(RunError, match="at most 4 was asked"):

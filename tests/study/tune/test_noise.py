@@ -2,51 +2,52 @@ import math
 
 import pytest
 
-from clipline.study.tune.recipe import NoiseTrial, borne, change_in_words, next_noises
-from clipline.study.tune.trials import degradation
+from clipline.study.tune.recipe import borne, change_in_words, next_noises
+from clipline.study.tune.trials import Metric, Trial
+
+UP, DOWN = Metric("accuracy", lower_is_better=False), Metric("error", lower_is_better=True)
 
 
 def trials(*pairs):
-    return [NoiseTrial(z, value) for z, value in pairs]
+    return [Trial(0.1, 1.0, z, value) for z, value in pairs]
 
 
-def rise(metric, allowed=0.05, *, enough=1e9, most=1e9, lower_is_better=False, at_once=1):
+def rise(metric, allowed=0.05, *, limit=1e9, at_once=1):
     """The noises that step 2 tries where `metric` gives the metric at each, and the one it chooses."""
     table = trials((0.01, metric(0.01)))
-    limits = {"enough": enough, "most": most, "at_once": at_once}
-    while following := next_noises(table, allowed, **limits, lower_is_better=lower_is_better):
+    while following := next_noises(table, allowed, UP, limit=limit, at_once=at_once):
         table += trials(*((z, metric(z)) for z in following))
     tried = [trial.noise_multiplier for trial in table]
-    return tried, borne(table, allowed, lower_is_better=lower_is_better).noise_multiplier
+    return tried, borne(table, allowed, UP).noise_multiplier
 
 
 def test_degradation_is_relative_and_knows_the_direction():
-    assert degradation(0.8, 0.76, lower_is_better=False) == pytest.approx(0.05)
-    assert degradation(0.8, 0.84, lower_is_better=False) == pytest.approx(-0.05)
-    assert degradation(0.02, 0.021, lower_is_better=True) == pytest.approx(0.05)
-    assert degradation(0.02, 0.019, lower_is_better=True) == pytest.approx(-0.05)
+    assert UP.loss(0.8, 0.76) == pytest.approx(0.05)
+    assert UP.loss(0.8, 0.84) == pytest.approx(-0.05)
+    assert DOWN.loss(0.02, 0.021) == pytest.approx(0.05)
+    assert DOWN.loss(0.02, 0.019) == pytest.approx(-0.05)
 
 
 def test_a_change_is_told_as_better_or_worse_whichever_way_the_metric_goes():
-    told = [change_in_words(degradation(0.8, value, lower_is_better=False)) for value in (0.76, 0.8, 0.804)]
+    told = [change_in_words(UP.loss(0.8, value)) for value in (0.76, 0.8, 0.804)]
     assert told == ["5.0% worse", "no change", "0.5% better"]
-    assert change_in_words(degradation(0.8, 0.804, lower_is_better=True)) == "0.5% worse"
+    assert change_in_words(DOWN.loss(0.8, 0.804)) == "0.5% worse"
 
 
 def test_degradation_of_a_negative_metric_has_the_same_direction():
-    assert degradation(-2.0, -2.1, lower_is_better=False) == pytest.approx(0.05)  # a log-likelihood that fell
+    assert UP.loss(-2.0, -2.1) == pytest.approx(0.05)  # a log-likelihood that fell
 
 
 def test_a_run_that_diverged_has_degraded_without_bound():
     for value in (math.inf, -math.inf, math.nan):
-        assert degradation(0.8, value, lower_is_better=False) == math.inf
-        assert degradation(0.8, value, lower_is_better=True) == math.inf
+        assert UP.loss(0.8, value) == math.inf
+        assert DOWN.loss(0.8, value) == math.inf
 
 
 def test_a_reference_of_zero():
-    assert degradation(0.0, 0.0, lower_is_better=True) == 0
-    assert degradation(0.0, 0.1, lower_is_better=True) == math.inf
-    assert degradation(0.0, 0.1, lower_is_better=False) == 0
+    assert DOWN.loss(0.0, 0.0) == 0
+    assert DOWN.loss(0.0, 0.1) == math.inf
+    assert UP.loss(0.0, 0.1) == 0
 
 
 # The limit of 5% lies at 0.76 where higher is better, and at 0.84 where lower is.
@@ -54,17 +55,17 @@ HIGHER = trials((0.01, 0.80), (0.03, 0.79), (0.1, 0.765), (0.3, 0.75), (1.0, 0.7
 LOWER = trials((0.01, 0.80), (0.03, 0.81), (0.1, 0.835), (0.3, 0.85), (1.0, 0.81))
 
 
-@pytest.mark.parametrize(("table", "lower"), [(HIGHER, False), (LOWER, True)])
-def test_the_most_noise_before_the_metric_degrades(table, lower):
-    assert borne(table, 0.05, lower_is_better=lower).noise_multiplier == 0.1
-    assert borne(table[::-1], 0.05, lower_is_better=lower).noise_multiplier == 0.1
-    assert borne(table, 0.02, lower_is_better=lower).noise_multiplier == 0.03
-    assert borne(table, 0.07, lower_is_better=lower).noise_multiplier == 1.0
+@pytest.mark.parametrize(("table", "metric"), [(HIGHER, UP), (LOWER, DOWN)])
+def test_the_most_noise_before_the_metric_degrades(table, metric):
+    assert borne(table, 0.05, metric).noise_multiplier == 0.1
+    assert borne(table[::-1], 0.05, metric).noise_multiplier == 0.1
+    assert borne(table, 0.02, metric).noise_multiplier == 0.03
+    assert borne(table, 0.07, metric).noise_multiplier == 1.0
 
 
 def test_a_loss_of_exactly_what_is_allowed_is_allowed():
     table = trials((0.01, 1.0), (0.03, 0.75), (0.1, 0.7))
-    assert borne(table, 0.25, lower_is_better=False).noise_multiplier == 0.03
+    assert borne(table, 0.25, UP).noise_multiplier == 0.03
 
 
 def test_noise_is_raised_until_the_metric_degrades_and_then_narrowed_down_once():
@@ -74,9 +75,9 @@ def test_noise_is_raised_until_the_metric_degrades_and_then_narrowed_down_once()
 
 
 def test_noise_that_meets_the_target_alone_is_the_last_to_be_tried():
-    assert rise(lambda z: 0.9, enough=0.4) == ([0.01, 0.03, 0.1, 0.3, 0.4], 0.4)
-    assert rise(lambda z: 0.9, enough=0.005) == ([0.01], 0.01)
-    assert rise(lambda z: 0.9, most=5.0) == ([0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 5.0], 5.0)
+    assert rise(lambda z: 0.9, limit=0.4) == ([0.01, 0.03, 0.1, 0.3, 0.4], 0.4)
+    assert rise(lambda z: 0.9, limit=0.005) == ([0.01], 0.01)
+    assert rise(lambda z: 0.9, limit=5.0) == ([0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 5.0], 5.0)
 
 
 def test_a_model_that_bears_nothing_keeps_the_least_noise():
@@ -86,7 +87,7 @@ def test_a_model_that_bears_nothing_keeps_the_least_noise():
 
 
 def test_a_last_step_that_is_short_is_not_halved():
-    assert rise(lambda z: 0.9 if z <= 0.3 else 0.5, enough=0.4) == ([0.01, 0.03, 0.1, 0.3, 0.4], 0.3)
+    assert rise(lambda z: 0.9 if z <= 0.3 else 0.5, limit=0.4) == ([0.01, 0.03, 0.1, 0.3, 0.4], 0.3)
 
 
 def test_two_at_once_end_at_the_same_noise():

@@ -7,8 +7,8 @@ from study.tune.made_up import question_of
 
 from clipline.study.tune.answer import Files, _shares, page
 from clipline.study.tune.question import least_cohort, scale_up
-from clipline.study.tune.recipe import NoiseSearch, NoiseTrial, Tuned
-from clipline.study.tune.trials import Metric, Rates, RateTrial
+from clipline.study.tune.recipe import Tuned
+from clipline.study.tune.trials import Metric, Rates, Trial
 
 
 @pytest.fixture
@@ -20,11 +20,11 @@ def question(tmp_path):
 
 def answer(question, *noises, borne):
     """A tuning in which these noises were tried, and `borne` is the most that did not cost too much."""
-    trials = [NoiseTrial(z, 0.9 if z <= borne else 0.5, "run") for z in noises]
+    trials = [Trial(0.5, 1.0, z, 0.9 if z <= borne else 0.5, "run") for z in noises]
     chosen = next(trial for trial in trials if trial.noise_multiplier == borne)
-    rates, target = RateTrial(0.5, 1.0, 0.9, "run"), question.target
-    noise = NoiseSearch(tuple(trials), chosen, target.enough_noise())
-    return Tuned(question, Metric("accuracy", False, 10), Rates((rates,), rates), noise, scale_up(target, borne))
+    rates, target = Rates((trials[0],), trials[0]), question.target
+    enough, scaled = target.enough_noise(), scale_up(target, borne)
+    return Tuned(question, Metric("accuracy", False), rates, tuple(trials), chosen, enough, scaled)
 
 
 def cohorts(text):
@@ -73,4 +73,4 @@ def test_the_most_noise_that_a_cohort_can_have_leaves_nothing_to_try(question):
     ],
 )
 def test_a_cell_is_as_dark_as_its_value_is_near_the_best(values, lower, shares):
-    assert _shares(values, lower_is_better=lower) == pytest.approx(shares)
+    assert _shares(values, Metric("loss", lower)) == pytest.approx(shares)

@@ -6,8 +6,8 @@ from study.tune.made_up import MadeUpTrials, question_of
 
 from clipline.errors import RunError
 from clipline.study.record import RunRecord
-from clipline.study.tune.recipe import raise_noise, search_grid
-from clipline.study.tune.trials import Metric, _metric_of
+from clipline.study.tune.recipe import borne, losses_of, raise_noise, search_grid
+from clipline.study.tune.trials import Metric, metric_of
 
 SILENT = str.strip  # takes a line and shows nothing
 
@@ -59,11 +59,12 @@ def test_noise_is_raised_at_the_rates_that_were_chosen(tmp_path):
 
     made_up = MadeUpTrials(question, study, metric)
     chosen = search_grid(question, made_up, SILENT).chosen
-    found = raise_noise(question, made_up, chosen, SILENT)
-    assert found.enough == pytest.approx(0.393, abs=0.001)  # what m = 100 needs for epsilon 4 by itself
-    assert found.chosen.noise_multiplier == 0.173
+    enough = question.target.enough_noise()
+    assert enough == pytest.approx(0.393, abs=0.001)  # what m = 100 needs for epsilon 4 by itself
+    found = raise_noise(question, made_up, chosen, enough, SILENT)
+    assert borne(found, 0.05, made_up.metric).noise_multiplier == 0.173
     assert {(one["client_lr"], one["server_lr"]) for one in made_up.made[9:]} == {(0.5, 1.0)}
-    losses = dict(found.losses(made_up.metric))
+    losses = losses_of(found, made_up.metric)
     assert losses[0.173] == 0
     assert losses[0.3] == pytest.approx(0.1)
 
@@ -84,5 +85,5 @@ def test_which_way_the_metric_is_better_follows_from_the_question_then_the_task_
     question, _ = question_of(tmp_path, metric="gap")
     said = replace(question, task=replace(question.task, better={"gap": "lower"}))
     asked = replace(said, lower_is_better=False)
-    assert [_metric_of(one, []).lower_is_better for one in (question, said, asked)] == [False, True, False]
-    assert _metric_of(replace(question, metric="err"), []).lower_is_better
+    assert [metric_of(one, []).lower_is_better for one in (question, said, asked)] == [False, True, False]
+    assert metric_of(replace(question, metric="err"), []).lower_is_better

@@ -7,7 +7,7 @@ import html
 import io
 import json
 import math
-import os
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
@@ -21,26 +21,18 @@ from ...privacy.guarantee import Guarantee, delta_rounded_up, rounded_up
 from ...privacy.planning import plan
 from ...settings import toml_text
 from ...tasks import title_name
-from ...tasks.train_settings import read_toml
 from ...training import durable
 from ..directory import CLAIMS, STUDY
 from .private_search import FOLDER, PrivatelyTuned
 from .question import Question, final_settings, least_cohort
 from .recipe import Tuned, change_in_words, runs_with_fixed_clips
-from .trials import RateTrial, told
+from .trials import Metric, Trial
 
 Answer = Tuned | PrivatelyTuned
 
 FINAL, FACTS, PAGE = "final.toml", "tune.json", "tune.html"
-_NAMED = (
-    "epsilon",
-    "users",
-    "delta",
-    "relation",
-    "degradation",
-    "rounds",
-    "noise",
-)  # of what is asked, as file names say it
+# Of what is asked, as file names say it.
+_NAMED = ("epsilon", "users", "delta", "relation", "degradation", "rounds", "noise")
 _PLANNED = (
     *("population_size", "cohort_size", "rounds", "noise_multiplier", "delta", "sampling", "relation"),
     *("count_stddev", "noise", "bands"),
@@ -112,27 +104,20 @@ def write_final(
 ) -> Guarantee:
     """Write the settings of the final training, and give what `clipline plan --config` makes of them.
 
-    Read back and accounted before the file gets its name: one that costs more than `epsilon` is never written. A
-    `secret` one, which holds a seed, is for its owner's eyes.
+    Read back and accounted before they are written: a file that costs more than `epsilon` never is. A `secret` one,
+    which holds a seed, is for its owner's eyes.
     """
     text = "".join(f"# {line}\n" for line in words.splitlines()) + toml_text(settings)
+    read = tomllib.loads(text)
+    guarantee = plan(**{name: read[name] for name in _PLANNED if name in read}).guarantee
+    if not guarantee.epsilon <= epsilon:
+        much = guarantee.epsilon_text
+        raise RunError(f"{path.name} would promise epsilon {much} where at most {epsilon:g} was asked: tell us")
+    path.parent.mkdir(parents=True, exist_ok=True)
     with durable.replacing(path) as partial:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            durable.sync(file, path)
-        guarantee = promised_by(partial)
-        if not guarantee.epsilon <= epsilon:
-            much = guarantee.epsilon_text
-            raise RunError(f"{path.name} would promise epsilon {much} where at most {epsilon:g} was asked: tell us")
+        durable.write(partial, text, mode=0o600 if secret else 0o644)
     durable.sync_folder(path.parent)
     return guarantee
-
-
-def promised_by(path: Path) -> Guarantee:
-    """What a file of settings promises, as `clipline plan --config` reads it."""
-    settings = read_toml(path)
-    return plan(**{name: settings[name] for name in _PLANNED if name in settings}).guarantee
 
 
 def final_of(answer: Answer) -> dict[str, Any] | None:
@@ -141,9 +126,7 @@ def final_of(answer: Answer) -> dict[str, Any] | None:
         return {name: value for name, value in asdict(answer.spec.settings).items() if value is not None}
     if answer.scaled is None:
         return None
-    chosen, scaled = answer.rates.chosen, answer.scaled
-    found = {"client_lr": chosen.client_lr, "server_lr": chosen.server_lr}
-    return final_settings(answer.question, found | scaled.settings)
+    return final_settings(answer.question, answer.rates.chosen.rates | answer.scaled.settings)
 
 
 def facts(answer: Answer, out: Path) -> dict[str, Any]:
@@ -169,28 +152,25 @@ def facts(answer: Answer, out: Path) -> dict[str, Any]:
             "method": price.method, "runs": price.runs, "epsilon": price.guarantee.epsilon,
             "epsilon_of_one_run": price.one_run.epsilon, "guarantee": str(price.guarantee),
         }  # fmt: skip
-        return {**common, "private_search": search, "chosen": _trial(answer.chosen)}
+        return {**common, "private_search": search, "chosen": _plain(answer.chosen)}
     scaled, refusal = answer.scaled, answer.refusal
-    losses = dict(answer.noise.losses(metric))
     return {
         **common,
-        "rates": [_trial(trial) for trial in answer.rates.trials],
-        "chosen": _trial(answer.rates.chosen),
+        "rates": [_plain(trial) for trial in answer.rates.trials],
+        "chosen": _plain(answer.rates.chosen),
         "runs_with_five_fixed_clips": runs_with_fixed_clips(len(answer.rates.trials)),
         "noises": [
-            {"noise_multiplier": trial.noise_multiplier, "value": _finite(trial.value),
-             "degradation": _finite(losses[trial.noise_multiplier]), "run": trial.run}
-            for trial in answer.noise.trials
+            {**_plain(trial), "degradation": _finite(answer.losses[trial.noise_multiplier])} for trial in answer.noises
         ],
-        "noise_borne": answer.noise.chosen.noise_multiplier,
-        "noise_enough_without_scaling": answer.noise.enough,
+        "noise_borne": answer.chosen.noise_multiplier,
+        "noise_enough_without_scaling": answer.enough,
         "alpha": None if scaled is None else scaled.alpha,
         "bands": None if scaled is None else scaled.bands,
         "epsilon": None if scaled is None else scaled.guarantee.epsilon,
         "guarantee": None if scaled is None else str(scaled.guarantee),
         "refused": None if refusal is None else str(refusal),
         "alternatives": [] if refusal is None else [asdict(one) for one in refusal.alternatives],
-    }  # fmt: skip
+    }
 
 
 def write_file(path: Path, content: str | Mapping[str, Any]) -> None:
@@ -200,7 +180,7 @@ def write_file(path: Path, content: str | Mapping[str, Any]) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def _trial(trial: RateTrial) -> dict[str, Any]:
+def _plain(trial: Trial) -> dict[str, Any]:
     return {**asdict(trial), "value": _finite(trial.value)}
 
 
@@ -219,7 +199,15 @@ def data_words(question: Question) -> str:
     return f"{'proxy data' if question.trial.stored else 'generated data in the place of a proxy'}: {used.title}"
 
 
-def rates_words(answer: Tuned) -> str:
+def _measured(answer: Answer) -> str:
+    metric, rounds = answer.metric, answer.question.trial.rounds
+    way = "lower" if metric.lower_is_better else "higher"
+    return (
+        f"{metric.name} ({way} is better), mean over what was measured in the last {metric.window} of {rounds} rounds"
+    )
+
+
+def _rates_words(answer: Tuned) -> str:
     """Step 1 in a sentence or two."""
     trials = answer.rates.trials
     diverged = sum(not math.isfinite(trial.value) for trial in trials)
@@ -228,30 +216,29 @@ def rates_words(answer: Tuned) -> str:
     pairs = "1 pair of rates was" if len(trials) == 1 else f"{len(trials)} pairs of rates were"
     counted = "; ".join([f"{pairs} tried", *filter(None, notes)])
     edge = " Neighbours of it were not tried for want of --runs." if answer.rates.on_edge else ""
-    return f"{counted}: {told(answer.rates.chosen, answer.metric)}.{edge}"
+    return f"{counted}: {answer.metric.words(answer.rates.chosen)}.{edge}"
 
 
-def noise_words(answer: Tuned) -> str:
+def _noise_words(answer: Tuned) -> str:
     """Step 2 in a sentence or two."""
-    noise, m = answer.noise, answer.question.target.cohort_size
-    z, above = noise.chosen.noise_multiplier, noise.next_above
-    if above is None and z == noise.enough:
+    m, z, above = answer.question.target.cohort_size, answer.chosen.noise_multiplier, answer.next_above
+    if above is None and z == answer.enough:
         why = f"with it m = {m} meets the target as it is, so that more was not tried"
     elif above is None:
         why = f"the most that a cohort of {m} can have"
     else:
-        loss = dict(noise.losses(answer.metric))[above]
+        loss = answer.losses[above]
         cost = "diverged" if math.isinf(loss) else f"costs {100 * loss:.3g}% of the {answer.metric.name}"
         why = f"the next one tried, z = {above:.3g}, {cost}"
     return f"z = {z:.3g} is borne at a loss of at most {100 * answer.question.degradation:g}%; {why}."
 
 
-def scale_words(answer: Tuned) -> str:
+def _scale_words(answer: Tuned) -> str:
     """Step 3 in a sentence."""
     target, scaled = answer.question.target, answer.scaled
     if scaled is None:
         return f"no cohort of the {target.population_size:,} users meets epsilon {target.epsilon:g}: see below."
-    z = answer.noise.chosen.noise_multiplier
+    z = answer.chosen.noise_multiplier
     if scaled.alpha == 1 and scaled.bands == 1:
         return f"m = {target.cohort_size} and z = {z:.4g} meet epsilon {target.epsilon:g} as they are: alpha = 1."
     if scaled.bands > 1:
@@ -267,7 +254,7 @@ def scale_words(answer: Tuned) -> str:
     )
 
 
-def clip_words(answer: Tuned) -> str:
+def _clip_words(answer: Tuned) -> str:
     """What a fixed clip would have added."""
     runs = len(answer.rates.trials)
     return (
@@ -291,8 +278,8 @@ def privacy_words(answer: Answer) -> str:
     return f"search and final training together, {way}: {price.guarantee}. {one_run}"
 
 
-def next_words(answer: Answer, files: Files) -> list[str]:
-    """The commands to run next."""
+def _commands(answer: Answer, files: Files) -> list[str]:
+    """What to run next."""
     if isinstance(answer, Tuned) and answer.scaled is None:
         return []
     known = answer.question.private_data is not None or not answer.question.trial.stored
@@ -301,7 +288,7 @@ def next_words(answer: Answer, files: Files) -> list[str]:
     return [f"clipline plan --config {files.final}", f"clipline train --config {files.final}{data}", *curves]
 
 
-def cautions(answer: Answer) -> list[str]:
+def _cautions(answer: Answer) -> list[str]:
     """What a reader must know before believing the numbers."""
     question, found = answer.question, list[str]()
     if isinstance(answer, PrivatelyTuned):
@@ -319,7 +306,7 @@ def cautions(answer: Answer) -> list[str]:
         )
     if answer.rates.on_edge:
         found.append("The best pair of rates stands on the edge of what was tried: give more --runs.")
-    if len(answer.noise.trials) > 1 and answer.noise.chosen.noise_multiplier == question.noise_multiplier:
+    if len(answer.noises) > 1 and answer.chosen.noise_multiplier == question.noise_multiplier:
         found.append(
             "No more than the least noise was borne, which makes the cohort large. A longer training may bear more."
         )
@@ -328,23 +315,21 @@ def cautions(answer: Answer) -> list[str]:
 
 def summary(answer: Answer, files: Files) -> str:
     """The whole for a terminal."""
-    question, metric = answer.question, answer.metric
-    better = "lower" if metric.lower_is_better else "higher"
     if isinstance(answer, PrivatelyTuned):
-        steps = [("rates", f"{len(answer.candidates)} pairs fixed beforehand; {told(answer.chosen, metric)}")]
+        best = answer.metric.words(answer.chosen)
+        steps = [("rates", f"{len(answer.candidates)} pairs fixed beforehand; {best}")]
     else:
-        steps = [("1 rates", rates_words(answer)), ("2 noise", noise_words(answer))]
-        steps += [("3 scale", scale_words(answer)), ("clip", clip_words(answer))]
+        steps = [("1 rates", _rates_words(answer)), ("2 noise", _noise_words(answer))]
+        steps += [("3 scale", _scale_words(answer)), ("clip", _clip_words(answer))]
     lines = [
-        ("trial", data_words(question)),
-        ("measured", f"{metric.name} ({better} is better), mean over what was measured in the last {metric.window} of "
-                     f"{question.trial.rounds} rounds"),
+        ("trial", data_words(answer.question)),
+        ("measured", _measured(answer)),
         *steps,
         ("privacy", privacy_words(answer)),
-        *(("caution", text) for text in cautions(answer)),
+        *(("caution", text) for text in _cautions(answer)),
         ("page", str(files.page)),
-        *(("next", command) for command in next_words(answer, files)),
-    ]  # fmt: skip
+        *(("next", command) for command in _commands(answer, files)),
+    ]
     return "\n".join(f"{name:8}  {text}" for name, text in lines)
 
 
@@ -362,38 +347,41 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px
 img.noise { width: 100%; max-width: 40rem; height: auto; }
 @media print { .rates .cell { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def page(answer: Answer, files: Files) -> str:
     """What was tried, what was chosen and why, what it costs in privacy, what to run next."""
-    question, target = answer.question, answer.question.target
+    question, target, commands = answer.question, answer.question.target, _commands(answer, files)
     task = title_name(question.task.name, question.task.settings.task)
-    title = f"Tuning {task} for epsilon {target.epsilon:g} with {target.population_size:,} users"
+    title = _text(f"Tuning {task} for epsilon {target.epsilon:g} with {target.population_size:,} users")
     paper = "The paper's recipe for practice (Andrew et al., NeurIPS 2021, last section)."
-    commands = next_words(answer, files)
+    tiles, sections = _private(answer) if isinstance(answer, PrivatelyTuned) else _recipe(answer)
+    shown = "".join(f'<div class="tile"><b>{_text(value)}</b>{_text(name)}</div>' for name, value in tiles)
     body = [
-        f"<h1>{_text(title)}</h1>",
+        f"<h1>{title}</h1>",
         f'<p class="quiet">{_text(f"{paper} Trial on {data_words(question)}.")}</p>',
-        *(f'<div class="caution"><p>{_text(text)}</p></div>' for text in cautions(answer)),
-        *(_private(answer) if isinstance(answer, PrivatelyTuned) else _recipe(answer)),
+        *(f'<div class="caution"><p>{_text(text)}</p></div>' for text in _cautions(answer)),
+        f'<div class="tiles">{shown}</div>',
+        *sections,
         "<h2>What to run next</h2><pre>" + "\n".join(map(_text, commands)) + "</pre>" if commands else "",
         f"<h2>What it rests on</h2>{_table(('', ''), _rests_on(answer))}",
     ]
     style = resources.files("clipline.study.report").joinpath("assets", "page.css").read_text(encoding="utf-8")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-        'img-src data:">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,"><title>{_text(title)}</title>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,"><title>{title}</title>\n'
         f"<style>{style}{_STYLE}</style></head>\n<body><main>" + "\n".join(body) + "</main></body></html>\n"
     )
 
 
-def _recipe(answer: Tuned) -> list[str]:
-    chosen, scale, metric = answer.rates.chosen, answer.scaled, answer.metric
+def _recipe(answer: Tuned) -> tuple[list[tuple[str, str]], list[str]]:
+    chosen, scale, metric, refusal = answer.rates.chosen, answer.scaled, answer.metric, answer.refusal
     tiles = [
         ("client rate and server rate", f"{chosen.client_lr:.3g}, {chosen.server_lr:.3g}"),
-        (f"noise z borne at m = {answer.question.target.cohort_size}", f"{answer.noise.chosen.noise_multiplier:.3g}"),
+        (f"noise z borne at m = {answer.question.target.cohort_size}", f"{answer.chosen.noise_multiplier:.3g}"),
     ]
     if scale is not None:
         tiles = [
@@ -402,26 +390,27 @@ def _recipe(answer: Tuned) -> list[str]:
             ("noise multiplier", rounded_up(scale.noise_multiplier, 4)),
             *([("bands", str(scale.bands))] if scale.bands > 1 else []),
             *tiles,
-            (f"{metric.name} of the trial", f"{answer.noise.chosen.value:.4g}"),
+            (f"{metric.name} of the trial", f"{answer.chosen.value:.4g}"),
         ]
-    better = "lower" if metric.lower_is_better else "higher"
-    cells = f"Cells: {metric.name}, {better} is better; the chosen pair is framed. The darker a cell, the better its"
-    return [
-        _tiles(tiles),
-        _refused(answer) if answer.refusal else _quoted(privacy_words(answer)),
-        "<h2>Step 1: client and server rates</h2>",
-        f"<p>{_text(f'{rates_words(answer)} {cells} value.')}</p>",
-        _rates(answer.rates.trials, chosen, lower_is_better=metric.lower_is_better),
-        f"<p>{_text(_sentence(clip_words(answer)))}</p>",
-        "<h2>Step 2: how much noise the model bears</h2>",
-        f"<p>{_text(noise_words(answer))}</p>",
+    answered = _statement(privacy_words(answer))
+    if refusal is not None:
+        rows = [(one.change, one.meaning) for one in refusal.alternatives]
+        why = f"<h2>The target cannot be met</h2><p>{_text(str(refusal).partition(chr(10))[0])}</p>"
+        answered = f'<div class="banner">{why}{_table(("change", "what it means"), rows)}</div>'
+    cells = "The chosen pair is framed. The darker a cell, the better its value."
+    return tiles, [
+        answered,
+        f"<h2>Step 1: client and server rates</h2><p>{_text(f'{_rates_words(answer)} {cells}')}</p>",
+        _rates(answer.rates.trials, chosen, metric),
+        f"<p>{_text(_sentence(_clip_words(answer)))}</p>",
+        f"<h2>Step 2: how much noise the model bears</h2><p>{_text(_noise_words(answer))}</p>",
         f'<div class="noises"><div class="chart">{_noise_chart(answer)}</div>{_noises(answer)}</div>',
         "<h2>Step 3: cohort and noise, scaled together</h2>",
         _scale(answer),
     ]
 
 
-def _private(answer: PrivatelyTuned) -> list[str]:
+def _private(answer: PrivatelyTuned) -> tuple[list[tuple[str, str]], list[str]]:
     price, chosen = answer.price, answer.chosen
     tiles = [
         ("epsilon, search and training", price.guarantee.epsilon_text),
@@ -438,51 +427,35 @@ def _private(answer: PrivatelyTuned) -> list[str]:
         (f"the same, charged by {other}", price.other.epsilon_text),
         ("every run charged, with five fixed clips for each pair of rates", price.with_clips.epsilon_text),
     ]
-    pairs = "; ".join(f"{client:.3g} and {server:.3g}" for client, server in answer.candidates)
-    lower = answer.metric.lower_is_better
-    return [
-        _tiles(tiles),
-        _quoted(privacy_words(answer)),
+    pairs = "; ".join(f"{one['client_lr']:.3g} and {one['server_lr']:.3g}" for one in answer.candidates)
+    return tiles, [
+        _statement(privacy_words(answer)),
         "<h2>What the search costs</h2>",
         "<p>The search ran on the private data, at the cohort and the noise of the final training. The chosen run is "
         "the final training: made again from its seed it is the same model, at no further charge.</p>",
         _table(("", "epsilon"), rows, numbers=(1,)),
-        "<h2>Rates</h2>",
-        f"<p>{len(answer.candidates)} pairs were fixed beforehand: {_text(pairs)}.</p>",
-        _rates(answer.trials, chosen, lower_is_better=lower) if answer.trials else "",
+        f"<h2>Rates</h2><p>{len(answer.candidates)} pairs were fixed beforehand: {_text(pairs)}.</p>",
+        _rates(answer.trials, chosen, answer.metric) if answer.trials else "",
     ]
 
 
-def _refused(answer: Tuned) -> str:
-    assert answer.refusal is not None
-    rows = [(one.change, one.meaning) for one in answer.refusal.alternatives]
-    return (
-        f'<div class="banner"><h2>The target cannot be met</h2><p>{_text(str(answer.refusal).partition(chr(10))[0])}'
-        f"</p>{_table(('change', 'what it means'), rows)}</div>"
-    )
-
-
-def _rates(trials: Sequence[RateTrial], chosen: RateTrial, *, lower_is_better: bool) -> str:
+def _rates(trials: Sequence[Trial], chosen: Trial, metric: Metric) -> str:
     """Client rates down, server rates across, the better the darker; a list where the rates are no grid."""
     clients, servers = sorted({trial.client_lr for trial in trials}), sorted({trial.server_lr for trial in trials})
     if max(len(clients), len(servers)) > _GRID_SIDE:
-        sign = 1 if lower_is_better else -1
-        rows = [
-            (f"{trial.client_lr:.3g}", f"{trial.server_lr:.3g}", _value(trial), trial.run[:10])
-            for trial in sorted(trials, key=lambda trial: sign * trial.value)
-        ]
+        best_first = sorted(trials, key=lambda trial: metric.sign * trial.value)
+        rows = [(f"{one.client_lr:.3g}", f"{one.server_lr:.3g}", _value(one), one.run[:10]) for one in best_first]
         return _table(("client rate", "server rate", "metric", "run"), rows, numbers=(0, 1, 2))
-    shares = _shares([trial.value for trial in trials], lower_is_better=lower_is_better)
+    shares = _shares([trial.value for trial in trials], metric)
     by_rates = {(trial.client_lr, trial.server_lr): trial for trial in trials}
 
-    def cell(trial: RateTrial | None) -> str:
+    def cell(trial: Trial | None) -> str:
         if trial is None:
             return '<td class="number quiet" title="not tried">–</td>'
         # The colour adds to the number, which can be read without it.
         return (
-            f'<td class="number cell{" chosen" * (trial is chosen)}" '
-            f'style="--share:{100 * shares.get(trial.value, 0.0):.0f}%" title="run {_text(trial.run)}">'
-            f"{_text(_value(trial))}</td>"
+            f'<td class="number cell{" chosen" * (trial is chosen)}" title="run {_text(trial.run)}" '
+            f'style="--share:{100 * shares.get(trial.value, 0.0):.0f}%">{_text(_value(trial))}</td>'
         )
 
     head = "".join(f'<th scope="col" class="number">{server:.3g}</th>' for server in servers)
@@ -496,39 +469,33 @@ def _rates(trials: Sequence[RateTrial], chosen: RateTrial, *, lower_is_better: b
     return f'<div class="scroll"><table class="rates">{"".join(lines)}</table></div>'
 
 
-def _shares(values: Sequence[float], *, lower_is_better: bool) -> dict[float, float]:
+def _shares(values: Sequence[float], metric: Metric) -> dict[float, float]:
     """How dark each value is drawn: 1 for the best, falling with the distance from it, 0 for one that diverged.
 
     The scale ends at the worst value, or at twice the median distance: one pair that fails must not leave all others
     in one colour.
     """
     finite = [value for value in values if math.isfinite(value)]
-    best = (min if lower_is_better else max)(finite, default=0.0)
+    best = min(finite, key=lambda value: metric.sign * value, default=0.0)
     distances = [abs(value - best) for value in finite] or [0.0]
     span = min(max(distances), 2 * median(distances)) or max(distances) or 1.0
     return {value: max(0.0, 1 - abs(value - best) / span) for value in finite}
 
 
-def _value(trial: RateTrial) -> str:
+def _value(trial: Trial) -> str:
     return f"{trial.value:.4g}{' (pruned)' * trial.pruned}" if math.isfinite(trial.value) else "diverged"
 
 
 def _noises(answer: Tuned) -> str:
     """Each noise tried: what it costs in the metric, and what cohort the target would need with it."""
     rows = list[tuple[str, ...]]()
-    losses = dict(answer.noise.losses(answer.metric))
-    for trial in answer.noise.rising:
-        z, loss = trial.noise_multiplier, losses[trial.noise_multiplier]
+    for trial in answer.noises:
+        z, loss = trial.noise_multiplier, answer.losses[trial.noise_multiplier]
         cohort = least_cohort(answer.question.target, z)
-        rows.append((
-            f"{z:.3g}",
-            f"{trial.value:.4g}" if math.isfinite(trial.value) else "diverged",
-            change_in_words(loss) if rows and math.isfinite(loss) else "",
-            "more than there are" if cohort is None else f"{cohort:,}",
-            "chosen" if trial == answer.noise.chosen
-            else "borne" if loss <= answer.question.degradation else "too much",
-            trial.run[:10],
-        ))  # fmt: skip
+        verdict = "chosen" if trial == answer.chosen else "borne" if loss <= answer.question.degradation else "too much"
+        change = change_in_words(loss) if rows and math.isfinite(loss) else ""
+        needed = "more than there are" if cohort is None else f"{cohort:,}"
+        rows.append((f"{z:.3g}", _value(trial), change, needed, verdict, trial.run[:10]))
     return _table(("z", answer.metric.name, "change", "cohort needed", "", "run"), rows, numbers=(0, 1, 2, 3))
 
 
@@ -536,7 +503,7 @@ def _scale(answer: Tuned) -> str:
     """The factor, and what other promises and other populations would take."""
     if answer.scaled is None:
         return "<p>No cohort of the users there are meets the target; see above for what would.</p>"
-    target, z = answer.question.target, answer.noise.chosen.noise_multiplier
+    target, z = answer.question.target, answer.chosen.noise_multiplier
     epsilons = [target.epsilon * f for f in (0.25, 0.5, 2)]
     variants = [(f"epsilon {epsilon:g}", replace(target, epsilon=epsilon)) for epsilon in epsilons]
     sizes = [int(target.population_size * f) for f in (0.1, 10)]
@@ -556,7 +523,7 @@ def _scale(answer: Tuned) -> str:
         "was asked for. The model may tolerate more: tune for the other promise in the same folder to find out."
     )
     return (
-        f"<p>{_text(scale_words(answer))}</p><p>The same model with another promise, or for another number of "
+        f"<p>{_text(_scale_words(answer))}</p><p>The same model with another promise, or for another number of "
         f"users.{_text(note if untried else '')}</p>"
         f"{_table(('', 'cohort, users a round', noise), rows, numbers=(1, 2))}"
     )
@@ -566,7 +533,7 @@ def _rests_on(answer: Answer) -> list[tuple[str, str]]:
     trial, target = answer.question.trial, answer.question.target
     return [
         ("trial", data_words(answer.question)),
-        ("measured", f"{answer.metric.name}, mean over what was measured in the last {answer.metric.window} rounds"),
+        ("measured", _measured(answer)),
         ("rounds", f"{trial.rounds}, of the trial and of the final training alike"),
         ("clip", f"tracks quantile {trial.quantile:g} of the update norms, from {trial.clip_start:g} on"),
         ("local training", f"{trial.client_epochs} epoch(s), batches of {trial.batch_size}"),
@@ -580,39 +547,34 @@ def _rests_on(answer: Answer) -> list[tuple[str, str]]:
 
 def _noise_chart(answer: Tuned) -> str:
     """The metric over the noise as a picture in the page, with the loss that is allowed; the choice is ringed."""
-    metric, rising, picture = answer.metric, answer.noise.rising, io.BytesIO()
-    allowed, reference = answer.question.degradation, rising[0].value
-    limit = reference + (1 if metric.lower_is_better else -1) * allowed * abs(reference)
-    known = [trial for trial in rising if math.isfinite(trial.value)]
+    metric, chosen, picture = answer.metric, answer.chosen, io.BytesIO()
+    allowed, reference = answer.question.degradation, answer.noises[0].value
+    limit = reference + metric.sign * allowed * abs(reference)
+    known = [trial for trial in answer.noises if math.isfinite(trial.value)]
     figure, (axis,) = new_figure(1, 1, width=6.2, height=3.6)
     axis.plot([trial.noise_multiplier for trial in known], [trial.value for trial in known], "-o", color=PALETTE[0])
-    axis.plot(answer.noise.chosen.noise_multiplier, answer.noise.chosen.value, "o", ms=15, mfc="none", mec="black")
+    axis.plot(chosen.noise_multiplier, chosen.value, "o", ms=15, mfc="none", mec="black")
     axis.axhline(limit, color=ACCENT, ls="--", lw=1.2)
     said = f"{100 * allowed:g}% worse than with little noise"
     aside: dict[str, Any] = {"fontsize": 8, "color": ACCENT}
     axis.annotate(said, (0.02, limit), (0, 4), xycoords=("axes fraction", "data"), textcoords="offset points", **aside)
-    for trial in rising:
+    noises = [*answer.losses]
+    for trial in answer.noises:
         if trial not in known:
             at = (trial.noise_multiplier, 0.02)
             axis.annotate("diverged", at, xycoords=("data", "axes fraction"), ha="center", **aside)
     axis.set_xscale("log")
-    noises = [trial.noise_multiplier for trial in rising]
     ticks = [z for place, z in enumerate(noises) if place == 0 or z > 1.3 * noises[place - 1]]  # apart from each other
     axis.set_xticks(ticks, [f"{z:.2g}" for z in ticks])
     axis.set_xticks([], minor=True)
     axis.set(xlabel=f"noise z of a round of {answer.question.target.cohort_size} users", ylabel=metric.name)
     save_figure(figure, picture)
-    label = f"{metric.name} over noise; the chosen noise {answer.noise.chosen.noise_multiplier:.3g} is ringed"
+    label = f"{metric.name} over noise; the chosen noise {chosen.noise_multiplier:.3g} is ringed"
     encoded = base64.b64encode(picture.getvalue()).decode()
     return f'<img class="noise" alt="{_text(label)}" src="data:image/png;base64,{encoded}">'
 
 
-def _tiles(pairs: Iterable[tuple[str, str]]) -> str:
-    tiles = "".join(f'<div class="tile"><b>{_text(value)}</b>{_text(name)}</div>' for name, value in pairs)
-    return f'<div class="tiles">{tiles}</div>'
-
-
-def _quoted(text: str) -> str:
+def _statement(text: str) -> str:
     return f'<div class="statement"><blockquote>{_text(_sentence(text))}</blockquote></div>'
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .question import Question
-from .trials import STEP, Rates, RateTrial, Tell, Trials, check_learnt, told
+from .trials import STEP, Rates, Tell, Trial, Trials, check_learnt
 
 if TYPE_CHECKING:
     import optuna
@@ -34,9 +34,8 @@ def search_with_optuna(question: Question, trials: Trials, tell: Tell) -> Rates:
     search = _Search(question, trials)
     while batch := search.next_batch():
         search.settle(batch)
-        finished = search.finished()
-        best = search.best()
-        shown = "none whole yet" if best is None else told(best, trials.metric)
+        finished, best = search.finished(), search.best()
+        shown = "none whole yet" if best is None else trials.metric.words(best)
         tell(f"  {len(finished)} trials, {sum(trial.pruned for trial in finished)} pruned: {shown}")
     search.learn_metric()
     chosen = search.best()
@@ -85,38 +84,35 @@ class _Search:
         kept = batch
         if self.question.pruner != "none" and self.question.trial.rounds >= 2 * _RUNG:
             rounds = self.question.trial.rounds // _RUNG
-            values = self._values(batch, {"rounds": rounds})
-            for trial, (value, run) in zip(batch, values, strict=True):
-                _unless_told(trial.report, value, rounds)
-                _unless_told(trial.set_user_attr, "rung", run)
-            poor = [trial for trial in batch if trial.should_prune()]
-            for trial in poor:
+            for trial, made in zip(batch, self._run(batch, rounds=rounds), strict=True):
+                _unless_told(trial.report, self._larger_is_better(made.value), rounds)
+                _unless_told(trial.set_user_attr, "rung", made.run)
+            for trial in [trial for trial in batch if trial.should_prune()]:
                 _unless_told(self.study.tell, trial, state=self.states.PRUNED)
             open_still = {trial.number for trial in self._in_state(self.states.RUNNING)}
             kept = [trial for trial in batch if trial.number in open_still]  # whose result Optuna does not have yet
-        for trial, (value, run) in zip(kept, self._values(kept, {}), strict=True):
-            _unless_told(trial.set_user_attr, "run", run)
-            _unless_told(self.study.tell, trial, value)
+        for trial, made in zip(kept, self._run(kept), strict=True):
+            _unless_told(trial.set_user_attr, "run", made.run)
+            _unless_told(self.study.tell, trial, self._larger_is_better(made.value))
 
     def learn_metric(self) -> None:
         """Read one run again where all had ended before: only then is it known which way the metric goes."""
-        whole = [trial for trial in self._in_state(self.states.COMPLETE) if "run" in trial.user_attrs]
-        self._values(whole[:1], {})
+        self._run([trial for trial in self._in_state(self.states.COMPLETE) if "run" in trial.user_attrs][:1])
 
-    def finished(self) -> list[RateTrial]:
+    def finished(self) -> list[Trial]:
         """All trials that have ended, by whomever."""
-        found = []
+        found, metric, least = [], self.trials.metric, self.question.noise_multiplier
         for trial in self._in_state(self.states.COMPLETE, self.states.PRUNED):
             pruned = trial.state == self.states.PRUNED
-            value = trial.value if not pruned else next(iter(trial.intermediate_values.values()), -math.inf)
+            value = next(iter(trial.intermediate_values.values()), -math.inf) if pruned else trial.value
+            value = metric.worst if value is None or value <= -_DIVERGED else -metric.sign * value
             run = trial.user_attrs.get("rung" if pruned else "run", "")
-            client, server = trial.params["client_lr"], trial.params["server_lr"]
-            found.append(RateTrial(client, server, self._restored(value), run, pruned))
+            found.append(Trial(trial.params["client_lr"], trial.params["server_lr"], least, value, run, pruned))
         return found
 
-    def best(self) -> RateTrial | None:
+    def best(self) -> Trial | None:
         """The best trial that was run whole; of equals the first."""
-        sign = 1 if self.trials.metric.lower_is_better else -1
+        sign = self.trials.metric.sign
         return min((one for one in self.finished() if not one.pruned), key=lambda one: sign * one.value, default=None)
 
     def _ranges(self) -> dict[str, Any]:
@@ -127,21 +123,13 @@ class _Search:
             for name, rate in (("client_lr", trial.client_lr), ("server_lr", trial.server_rate))
         }
 
-    def _values(self, batch: list[Any], changes: dict[str, float]) -> list[tuple[float, str]]:
-        """(metric, larger is better; run) of each trial."""
-        pairs = [{"client_lr": t.params["client_lr"], "server_lr": t.params["server_lr"], **changes} for t in batch]
-        made = self.trials.run(pairs) if pairs else []
-        return [(self._larger_is_better(value), record.id) for value, record in made]
+    def _run(self, batch: list[Any], **changes: int) -> list[Trial]:
+        return self.trials.run([{**trial.params, **changes} for trial in batch]) if batch else []
 
     def _larger_is_better(self, value: float) -> float:
         """Finite, as samplers need it: a run that diverged is far below all others."""
-        signed = -value if self.trials.metric.lower_is_better else value
+        signed = -self.trials.metric.sign * value
         return signed if math.isfinite(signed) else -_DIVERGED
-
-    def _restored(self, value: float | None) -> float:
-        if value is None or value <= -_DIVERGED:
-            return self.trials.metric.worst
-        return -value if self.trials.metric.lower_is_better else value
 
     def _in_state(self, *states: Any) -> list[Any]:
         return [trial for trial in self.study.get_trials(deepcopy=False) if trial.state in states]
@@ -163,15 +151,15 @@ def _unless_told(act: Callable[..., object], *arguments: Any, **options: Any) ->
 
 
 def _sampler(optuna: Any, name: str) -> Any:
-    samplers = optuna.samplers
+    options: dict[str, dict[str, Any]] = {
+        "TPESampler": {"n_startup_trials": _STARTUP, "constant_liar": True},
+        "QMCSampler": {"warn_independent_sampling": False},  # the first trials have nothing to follow
+    }
+    kind = {"tpe": "TPESampler", "qmc": "QMCSampler", "random": "RandomSampler", "gp": "GPSampler"}[name]
     with warnings.catch_warnings():  # that Optuna may yet change what these take
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         # Unseeded: machines that join must not all ask for the same trials. What was asked is in the journal.
-        if name == "tpe":
-            return samplers.TPESampler(n_startup_trials=_STARTUP, constant_liar=True)
-        if name == "qmc":
-            return samplers.QMCSampler(warn_independent_sampling=False)  # the first trials have nothing to follow
-        return samplers.RandomSampler() if name == "random" else samplers.GPSampler()
+        return getattr(optuna.samplers, kind)(**options.get(kind, {}))
 
 
 def _pruner(optuna: Any, name: str) -> Any:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ...errors import RunError
 from ...privacy.guarantee import Guarantee, rounded_up
@@ -34,7 +34,7 @@ from ..record import RunSpec
 from ..study import Study
 from .question import Alternative, Question, Target, Unreachable, least, least_cohort
 from .recipe import RateGrid, runs_with_fixed_clips
-from .trials import Metric, RateTrial, Tell, Trials, check_learnt
+from .trials import Metric, Tell, Trial, Trials, check_learnt
 
 FOLDER = "private"  # in the directory of the tuning: it holds seeds, and nothing in it may leave
 _DRAWN = "drawn.json"
@@ -62,14 +62,14 @@ class PrivatelyTuned:
 
     question: Question
     metric: Metric
-    candidates: tuple[tuple[float, float], ...]
+    candidates: tuple[dict[str, float], ...]
     price: SearchPrice
-    trials: tuple[RateTrial, ...]
-    chosen: RateTrial
+    trials: tuple[Trial, ...]
+    chosen: Trial
     spec: RunSpec  # of the chosen run, with its seed
 
 
-def candidates_of(question: Question) -> tuple[tuple[float, float], ...]:
+def candidates_of(question: Question) -> tuple[dict[str, float], ...]:
     """The pairs of rates of a private search: a grid fixed beforehand."""
     grid = RateGrid(question.trial.client_lr, question.trial.server_rate, question.reach)
     return tuple(grid.rates(point) for point in grid.first())
@@ -80,28 +80,22 @@ def price_search(target: Target, noise_multiplier: float, runs: int) -> SearchPr
 
     Refused, with what would do, if the users are too few.
     """
-    cohorts: dict[Method, int] = {}
-    for method in _METHODS:
-        cohort = _least_cohort(target, noise_multiplier, runs, method)
-        if cohort is not None:
-            cohorts[method] = cohort
+    found = {method: _least_cohort(target, noise_multiplier, runs, method) for method in _METHODS}
+    cohorts: dict[Method, int] = {method: cohort for method, cohort in found.items() if cohort is not None}
     if not cohorts:
         raise _unreachable(target, noise_multiplier, runs)
     method = min(cohorts, key=lambda name: cohorts[name])
-    cohort = cohorts[method]
+    cohort, (other,) = cohorts[method], set(_METHODS) - {method}
     z = noise_multiplier * cohort / target.cohort_size
     ledger = target.ledger(cohort, z)
-    (other,) = set(_METHODS) - {method}
+
+    def charged(runs: int) -> Guarantee:
+        return account_grid(ledger, runs, **target.terms)
+
     return SearchPrice(
-        method,
-        runs,
-        cohort,
-        z,
-        _METHODS[method](target, ledger, runs),
-        _METHODS[other](target, ledger, runs),
-        account_grid(ledger, 1, **target.terms),
-        account_grid(ledger, runs_with_fixed_clips(runs), **target.terms),
-    )
+        method, runs, cohort, z, _METHODS[method](target, ledger, runs), _METHODS[other](target, ledger, runs),
+        one_run=charged(1), with_clips=charged(runs_with_fixed_clips(runs)),
+    )  # fmt: skip
 
 
 def tune_privately(
@@ -122,15 +116,9 @@ def tune_privately(
     trials = Trials(replace(question, trial=trial, noise_multiplier=price.noise_multiplier), study)
     asked = study.planned(trials.spec({"seed": 0})).id  # seeds are drawn: that of the trial decides nothing
     drawn = draw_runs(study.directory.path, len(candidates), price.method, asked)
-    changes = [
-        {"client_lr": candidates[number][0], "server_lr": candidates[number][1], "seed": seed} for number, seed in drawn
-    ]
-    made = [
-        RateTrial(change["client_lr"], change["server_lr"], value, record.id)
-        for change, (value, record) in zip(changes, trials.run(changes), strict=True)
-    ]
-    sign = 1 if trials.metric.lower_is_better else -1
-    best = min(range(len(made)), key=lambda place: sign * made[place].value)  # of equals the first
+    changes = [{**candidates[number], "seed": seed} for number, seed in drawn]
+    made = trials.run(changes)
+    best = min(range(len(made)), key=lambda place: trials.metric.sign * made[place].value)  # of equals the first
     check_learnt(made[best])
     shown = tuple(made) if price.method == "composition" else ()
     return PrivatelyTuned(question, trials.metric, candidates, price, shown, made[best], trials.spec(changes[best]))
@@ -159,28 +147,19 @@ def draw_runs(folder: Path, candidates: int, method: Method, run: str) -> list[t
     with Claims(folder / CLAIMS) as claims:
         while not claims.take("drawn"):
             time.sleep(0.02)
-        if path.is_file():
-            return _kept_runs(path, asked)
-        runs = [(number, secrets.randbits(62)) for number in draw_candidates(candidates, method)]
-        durable.write(path, json.dumps({"asked": asked, "runs": runs}), mode=0o600)
-        return runs
-
-
-def _kept_runs(path: Path, asked: dict[str, Any]) -> list[tuple[int, int]]:
-    """What was drawn before."""
+        if not path.is_file():
+            runs = [(number, secrets.randbits(62)) for number in draw_candidates(candidates, method)]
+            durable.write(path, json.dumps({"asked": asked, "runs": runs}), mode=0o600)
+            return runs
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         same, runs = kept["asked"] == asked, [(int(number), int(seed)) for number, seed in kept["runs"]]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise RunError(
-            f"{str(path)!r} is damaged ({error}), and a second search costs as much again: give another --out, and add "
-            "both epsilons"
-        ) from None
-    if not same:
-        raise RunError(
-            f"{str(path)!r} belongs to a private search that was asked otherwise, and a second search costs as "
-            "much again: give another --out, and add both epsilons"
-        )
+        wrong = "" if same else "belongs to a private search that was asked otherwise"
+    except (ValueError, TypeError, KeyError) as error:
+        wrong = f"is damaged ({error})"
+    if wrong:
+        hint = "give another --out, and add both epsilons"
+        raise RunError(f"{str(path)!r} {wrong}, and a second search costs as much again", hint)
     return runs
 
 
