@@ -46,7 +46,9 @@ def one_sum(made, nodes, tmp_path, **options):
 def test_a_federation_ends_where_the_simulation_ends(upload, tmp_path):
     simulated = training(upload).run()
     federated = strategy(training(upload)).run(grid(upload), tmp_path / "run")
-    assert torch.allclose(federated.state.params, simulated.state.params, rtol=0, atol=1e-5)
+    # With 16 bits a number of an update is off by 2 clips / 2^16 at most, and so is a mean; momentum and rounds add up.
+    off = 1e-6 if upload != cl.Quantised(16) else 2 * 0.4 / 2**16 * 10 * np.sqrt(DIM)
+    assert torch.allclose(federated.state.params, simulated.state.params, rtol=0, atol=off)
     assert federated.state.clip == simulated.state.clip
     assert federated.state.ledger == simulated.state.ledger
     assert [r.fraction_within for r in federated.reports] == [r.fraction_within for r in simulated.reports]
