@@ -28,6 +28,7 @@ LEVELS = {
     "engine": 5,
     "training": 6,
     "federation": 7,
+    "trust": 7,
     "tasks": 7,
     "layers": 8,
     "serve": 8,
@@ -183,6 +184,7 @@ BUDGETS = {
     "study": 4462,
     "tasks": 2067,
     "training": 3856,
+    "trust": 600,
 }
 
 

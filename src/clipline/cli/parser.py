@@ -230,6 +230,8 @@ app = Group(
         "report": ".report",
         "tasks": ".tasks",
         "study": ".study",
+        "verify": ".verify",
+        "card": ".card",
         "data": ".data",
         "new-task": ".new_task",
     },

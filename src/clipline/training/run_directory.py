@@ -194,6 +194,13 @@ class RunDirectory(Callback):
         if system and state.round_index % self._block == 0:
             self._checkpoints.flush()
 
+    def store(self, state: TrainState) -> None:
+        """Have this state on disk now, for whoever must not send anything that follows from it before."""
+        assert self._training is not None, "on_start comes first"
+        assert self._checkpoints is not None
+        self._checkpoints.write(state, str(self._circumstances), self._training.personal)
+        self._checkpoints.flush()
+
     def on_end(self, result: TrainResult) -> None:
         """The model and the curves; the checkpoint stays only where there are rounds to resume.
 

@@ -1,0 +1,378 @@
+"""The server's side of a federation: a `Training` whose users are the nodes of a Flower grid."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import RunError, check_number, check_whole, refuse
+from ..federated.backend import CohortRequest
+from ..federated.clipping import ClippedSum, PartialSums
+from ..federated.discrete_mechanism import DiscreteMechanism
+from ..federated.mechanism import GaussianMechanism
+from ..federated.round import TrainState
+from ..federated.sampling import Cohort, PoissonSampler
+from ..privacy.accountant import account
+from ..privacy.events import PoissonSampling
+from ..privacy.ledger import Ledger
+from ..privacy.relations import Relation
+from ..privacy.two_views import Participations, TwoGuarantees, against_server
+from ..training import durable
+from ..training.callbacks import Callback
+from ..training.result import RoundReport, TrainResult
+from ..training.run_directory import RunDirectory, checked_path, directory_first
+from ..training.run_files import CHECKPOINT
+from ..training.training import Training
+from .encoders import word_type
+from .flower_messages import BOX, CLIENTS, KEYS, SHARE, TOLD, bytes_in, encoder_for, numbered, vector_in
+from .secure_sum import RoundAbandoned, SumPlan, SumServer
+
+try:
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+except ImportError as error:
+    raise RunError("federations need the package flwr", "install clipline[federation]") from error
+
+PRIVATE = "unprivate_participations.json"  # in the run directory: which nodes were asked, how often
+GUARANTEES = "guarantees.txt"
+_UNLIMITED = 1 << 40
+_POLL = 0.2  # seconds; Flower's own loop waits 3
+
+Take = Callable[[int, RecordDict], bool]  # adds a node's reply, if it is one
+
+
+class AdaptiveClippingStrategy:
+    """Trains over a Flower grid what a `Training` would simulate: same noise, clip, server step, budget and ledger.
+
+    One node is one user. Each round draws nodes that are online, by Poisson sampling at the training's declared rate,
+    and sends them parameters and clip. They answer with one vector each: clipped update and bit, encoded as the
+    training's `upload` says. With a `SecureSum` this process sees the sum alone.
+
+    The training's population is a stand-in with examples of the right shapes: nobody's data are on the server.
+
+    A round is abandoned if fewer replies come than `least_replies`, or than were asked for. Nothing of it is released
+    or charged, and the same cohort is asked again. A small or empty cohort is released and charged like any other.
+
+    Args:
+      training: Poisson sampling with a declared `population_size`, noise from the system, on the processor.
+      least_replies: How many vectors a sum must have if a node fails; with a `SecureSum` in any case, at least 2. It is
+        also how many nodes must be online before a cohort is drawn.
+      deadline: Seconds to wait for the replies of a stage. A secure sum has four.
+      max_participations: How often a node may be asked, in all. It bounds what the server may learn of a user.
+      attempts: How often a round may be abandoned in a row before the run stops. It can be resumed.
+      pause: Seconds between two attempts.
+
+    Raises:
+      SettingError: If the training cannot be run over a network, or a setting is outside its limits.
+
+    Example:
+      >>> app = ServerApp()
+      >>> @app.main()
+      ... def main(grid, context):
+      ...     AdaptiveClippingStrategy(training, least_replies=20).run(grid, "/srv/runs/rides")
+    """
+
+    def __init__(
+        self, training: Training, *, least_replies: int = 2, deadline: float = 60.0,
+        max_participations: int | None = None, attempts: int = 10, pause: float = 5.0,
+    ) -> None:  # fmt: skip
+        mechanism = training.algorithm.mechanism
+        _check(training)
+        self.secure = isinstance(mechanism, DiscreteMechanism)
+        self.noise_by_clients = isinstance(mechanism, DiscreteMechanism) and mechanism.shares is not None
+        least = 2 if self.secure else 1
+        check_whole("least_replies", least_replies, at_least=least, way_out="give the replies of a round, such as 20")
+        check_number("deadline", deadline, above=0, way_out="give seconds, such as 60")
+        check_number("pause", pause, at_least=0, way_out="give seconds, such as 5")
+        check_whole("attempts", attempts, at_least=1, way_out="give 10, say")
+        if max_participations is not None:
+            Participations(max_participations)  # refuses what cannot be
+            if training.relation not in (Relation.ADD_OR_REMOVE, Relation.ZERO_OUT):
+                way_out = "leave relation out, or max_participations"
+                raise refuse("relation", training.relation.value, "add-or-remove or zero-out here", way_out)
+        if isinstance(mechanism, DiscreteMechanism):
+            least_replies = max(least_replies, mechanism.shares or 0)
+        self.training, self.least_replies, self.deadline = training, least_replies, deadline
+        self.max_participations, self.attempts, self.pause = max_participations, attempts, pause
+        self.asked = Participations(_UNLIMITED if max_participations is None else max_participations)
+        self.unprivate_replies: Counter[str] = Counter()  # how many of each kind; no text of a reply is kept
+        self.abandoned = 0
+
+    def run(self, grid: Any, directory: str | Path, callbacks: Sequence[Callback] = ()) -> TrainResult:
+        """Train over the grid. A run directory that an interrupted run has left is gone on with.
+
+        Before parameters leave, state, ledger and participations are on disk. If this process dies, run it again with
+        the same directory: rounds that were released and not stored yet are charged again, and none is forgotten.
+        """
+        folder, callbacks = directory_first(checked_path(directory), callbacks)
+        resumes = (folder.path / CHECKPOINT).is_file()
+        if resumes:
+            self._read(folder.path)
+        federated, problem = copy(self.training), copy(self.training.problem)
+        problem.fast = replace(problem.fast, prefetch=False)  # a cohort is drawn when its round begins
+        sampler = self.training.algorithm.sampler
+        assert isinstance(sampler, PoissonSampler)
+        online = _OnlineNodes(sampler, lambda: self._online(grid))
+        federated.problem, federated.algorithm = problem, replace(self.training.algorithm, sampler=online)
+        federated.backend = _Grid(self, grid, folder.path)
+        callbacks = [*callbacks, _OnDisk(self, folder)]
+        return federated.resume(folder.path, callbacks) if resumes else federated.run(callbacks)
+
+    def guarantees(self, ledger: Ledger) -> TwoGuarantees:
+        """What a ledger of rounds promises to outsiders, and against this server."""
+        outsiders = self.training.guarantee_of(ledger)
+        most = self.asked.most if self.max_participations is None else self.max_participations
+        if not self.noise_by_clients:
+            return TwoGuarantees(outsiders, None, most)
+        # Of a round that was abandoned late the server may have what it takes to open the sum.
+        everything = ledger.add(self.training.algorithm.event, self.abandoned)
+        seen = account(against_server(everything, most), delta=self.training.delta, relation=Relation.ZERO_OUT)
+        return TwoGuarantees(outsiders, seen, most)
+
+    def _online(self, grid: Any) -> list[int]:
+        """The nodes that are online, once there are enough."""
+        while len(nodes := sorted(grid.get_node_ids())) < self.least_replies:
+            time.sleep(1.0)
+        return nodes
+
+    def _read(self, folder: Path) -> None:
+        try:
+            kept = json.loads((folder / PRIVATE).read_text(encoding="utf-8"))
+            self.asked = replace(self.asked, counts=dict(kept["asked"]))
+            self.unprivate_replies, self.abandoned = Counter(kept["replies"]), int(kept["abandoned"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{str(folder / PRIVATE)!r} cannot be read", "restore it, or start a new run") from error
+
+    def write(self, folder: Path) -> None:
+        """Have the participations on disk."""
+        kept = {"asked": self.asked.counts, "replies": self.unprivate_replies, "abandoned": self.abandoned}
+        durable.write(folder / PRIVATE, json.dumps(kept), mode=0o600)
+
+
+def _check(training: Training) -> None:
+    """Refuse a training that would promise something else over a network."""
+    sampler, mechanism = training.algorithm.sampler, training.algorithm.mechanism
+    if type(sampler) is not PoissonSampler or type(mechanism) not in (GaussianMechanism, DiscreteMechanism):
+        raise refuse("training", "of another kind", "one with Poisson sampling and independent noise", "leave out both")
+    if not training.declared:
+        way_out = "declare how many nodes there are, as a public number"
+        raise refuse("population_size", None, "given in Privacy for a federation", way_out)
+    if training.personal is not None or training.device.type != "cpu":
+        raise refuse("training", "with personal parameters or a GPU", "without them on a server", "leave them out")
+    if training.privacy.noise_source == "seed" and training.noise_multiplier > 0:
+        raise refuse("noise_source", "seed", "'system', as other replies with the same noise show the difference",
+                     "leave seed out")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _OnlineNodes:
+    """Samples nodes that are online, each at the declared rate."""
+
+    declared: PoissonSampler
+    online: Callable[[], list[int]]
+
+    @property
+    def cohort_size(self) -> int:
+        return self.declared.cohort_size
+
+    @property
+    def sampling(self) -> PoissonSampling:
+        return self.declared.sampling
+
+    def draw(self, rng: np.random.Generator, round_index: int = 0) -> Cohort:
+        nodes = np.array(self.online(), np.uint64)
+        drawn = replace(self.declared, users=len(nodes)).draw(rng, round_index)
+        return Cohort(np.sort(nodes[drawn.users].view(np.int64)), drawn.sampling)
+
+
+class _OnDisk(Callback):
+    """Waits after every round until all of it is on disk, and writes down the guarantees at the end."""
+
+    reads_guarantee, waits_for_metrics = False, True
+
+    def __init__(self, strategy: AdaptiveClippingStrategy, folder: RunDirectory) -> None:
+        self._strategy, self._folder = strategy, folder
+
+    def on_start(self, training: Training, state: TrainState) -> None:
+        self._strategy.write(self._folder.path)
+        self._folder.store(state)
+
+    def on_round(self, report: RoundReport, state: TrainState) -> None:
+        self._folder.store(state)
+
+    def on_end(self, result: TrainResult) -> None:
+        charged = max(result.state.ledger, self._folder.charged, key=lambda ledger: ledger.rounds)
+        durable.write(self._folder.path / GUARANTEES, f"{self._strategy.guarantees(charged)}\n")
+        self._strategy.write(self._folder.path)
+
+
+class _Grid:
+    """The backend of a federated training: each sum comes from the nodes of a grid."""
+
+    size = 1
+
+    def __init__(self, strategy: AdaptiveClippingStrategy, grid: Any, folder: Path) -> None:
+        self._strategy, self._grid, self._folder = strategy, grid, folder
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        yield
+
+    def sums(self, requests: Sequence[CohortRequest]) -> list[ClippedSum]:
+        """The sum of each request, however often its cohort has to be asked: PRIVATE."""
+        return [self._sum(request) for request in requests]
+
+    def _sum(self, request: CohortRequest) -> ClippedSum:
+        strategy = self._strategy
+        for _ in range(strategy.attempts):
+            names = {str(node): node for node in request.cohort.users.view(np.uint64).tolist()}
+            nodes = [names[name] for name in strategy.asked.allowed(names)]
+            strategy.asked = strategy.asked.add(map(str, nodes))
+            strategy.write(self._folder)  # they count from now on, whatever happens
+            found = self._secure(request, nodes) if strategy.secure else self._plain(request, nodes)
+            if found is not None:
+                return found
+            strategy.abandoned += 1
+            time.sleep(strategy.pause)
+        raise RunError(
+            f"round {request.round_index} was abandoned {strategy.attempts} times, as too few nodes replied",
+            "start the nodes, raise the deadline or lower least_replies; then run it again to go on",
+        )
+
+    def _plain(self, request: CohortRequest, nodes: list[int]) -> ClippedSum | None:
+        """The sum of vectors that are decoded one by one, and clipped again as they come."""
+        training, clip, t = self._strategy.training, request.clip, request.round_index
+        encoder = encoder_for(training.upload, training.dim)  # type: ignore[arg-type]
+        nothing = torch.zeros(training.dim + 1, dtype=torch.float64)
+        like = encoder.encode(nothing, clip, t, np.random.default_rng())
+        sums = PartialSums(torch.empty(1, training.dim + 1, dtype=torch.float64))
+
+        def take(node: int, content: RecordDict) -> bool:
+            decoded = encoder.decode(vector_in(content, like), clip, t)
+            return decoded is not None and sums.add_clipped(decoded, clip)
+
+        told = self._with_parameters(request, stage="train")
+        replies = self._ask({node: told({}) for node in nodes}, take)
+        if replies < min(self._strategy.least_replies, len(nodes)):
+            return None
+        (found,) = sums.finished([clip], [request.cohort.sampling])
+        return found
+
+    def _secure(self, request: CohortRequest, nodes: list[int]) -> ClippedSum | None:
+        """The sum of masked vectors. Others that are online fill up a small cohort: their vectors are zero."""
+        strategy = self._strategy
+        mechanism: Any = strategy.training.algorithm.mechanism
+        code = mechanism.code
+        others = [node for node in self._grid.get_node_ids() if node not in set(nodes)]
+        wanted = max(strategy.least_replies, mechanism.cohort_size) - len(nodes)
+        rng = np.random.default_rng()
+        fill = {others[place] for place in rng.permutation(len(others))[: max(wanted, 0)]}
+        order = rng.permutation(np.array([*nodes, *fill], np.uint64)).tolist()  # numbers tell clients nothing
+        number = {node: place + 1 for place, node in enumerate(order)}
+        threshold = max(2, len(order) // 2 + 1)
+        least = max(strategy.least_replies, threshold)
+        server = SumServer(plan := SumPlan(code.dim, code.bits, threshold, least, secrets.token_bytes(16)))
+        told = self._with_parameters(
+            request, stage="keys", threshold=threshold, stddev=code.stddev, length=code.length,
+            **{"bit-weight": code.bit_weight, "round-id": plan.round_id},
+        )  # fmt: skip
+
+        def stage(name: str, values: Mapping[int, Mapping[int, bytes]], take: Take, **more: Any) -> None:
+            """Ask these clients, each with bytes by the number of another."""
+            told = ConfigRecord({"stage": name, "round-id": plan.round_id, **more})
+            contents = {one: RecordDict({TOLD: told, CLIENTS: numbered(own)}) for one, own in values.items()}
+            self._ask({order[one - 1]: content for one, content in contents.items()}, take)
+
+        def keys(node: int, content: RecordDict) -> bool:
+            (pair,) = bytes_in(content, KEYS).values()
+            return server.add_keys(number[node], (pair[:32], pair[32:]))
+
+        like = np.zeros(code.dim, word_type(code.bits))
+        try:
+            self._ask({node: told({"number": number[node], "fills-up": node in fill}) for node in order}, keys)
+            roster = {one: box + mask for one, (box, mask) in server.roster().items()}
+            everybody = dict.fromkeys(roster, roster)
+            stage("boxes", everybody, lambda node, got: server.add_boxes(number[node], bytes_in(got, BOX)))
+            boxes = server.boxes_for()
+            stage("masked", boxes, lambda node, got: server.add_masked(number[node], vector_in(got, like)))
+            alive, dead = server.survivors()
+            last: dict[int, dict[int, bytes]] = {one: {} for one in alive}
+            lists = {"alive": sorted(alive), "dead": sorted(dead)}
+            stage("answers", last, lambda node, got: server.add_answer(number[node], bytes_in(got, SHARE)), **lists)
+            return server.total().finished(request.clip, request.cohort.sampling)
+        except RoundAbandoned:
+            return None
+
+    def _with_parameters(self, request: CohortRequest, **same: Any) -> Callable[[Mapping[str, Any]], RecordDict]:
+        """Contents of messages that have the parameters: for each node what is the same for all, and its own."""
+        shapes = self._strategy.training.problem.model.named_shapes
+        pieces = torch.split(request.params, [shape.numel() for shape in shapes.values()])
+        named = {name: piece.reshape(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+        arrays, t = ArrayRecord(named), request.round_index
+        told = {"names": list(shapes), "clip": request.clip, "round": t, "fills-up": False, **same}
+        return lambda own: RecordDict(
+            {"arrays": arrays, "config": ConfigRecord({"server-round": t + 1}), TOLD: ConfigRecord({**told, **own})}
+        )
+
+    def _ask(self, contents: Mapping[int, RecordDict], take: Take) -> int:
+        """Send each node its message and hand over replies one by one, until the deadline; how many were taken.
+
+        Replies are told apart by the message that they answer. What cannot be taken is counted and forgotten.
+        """
+        count, taken = self._strategy.unprivate_replies, 0
+        if not contents:
+            return 0
+        ttl = 2 * self._strategy.deadline + 60  # clocks of machines differ
+        messages = [Message(content, node, MessageType.TRAIN, ttl=ttl) for node, content in contents.items()]
+        ids = list(self._grid.push_messages(messages))
+        waiting = {name: node for name, node in zip(ids, contents, strict=True) if name}
+        count["not sent"] += len(contents) - len(waiting)
+        end = time.monotonic() + self._strategy.deadline
+        while waiting:
+            for name in list(waiting):
+                for reply in self._pulled(name, waiting):
+                    node = waiting.get(reply.metadata.reply_to_message_id)
+                    kind = _kind(reply, node, take)
+                    count[kind] += 1
+                    taken += kind == "taken"
+                    if kind != "foreign":
+                        del waiting[reply.metadata.reply_to_message_id]
+            if time.monotonic() >= end:
+                break
+            if waiting:
+                time.sleep(_POLL)
+        count["late or missing"] += len(waiting)
+        return taken
+
+    def _pulled(self, name: str, waiting: dict[str, int]) -> Iterable[Message]:
+        """The reply to a message, if it is there; one that Flower cannot unpack is given up."""
+        try:
+            return list(self._grid.pull_messages([name]))
+        except Exception:  # a client chose what is in it; if the network fails, the next messages cannot be sent
+            self._strategy.unprivate_replies["malformed"] += 1
+            del waiting[name]
+            return []
+
+
+def _kind(reply: Message, node: int | None, take: Take) -> str:
+    """What becomes of a reply, in a word."""
+    if node is None:
+        return "foreign"
+    if reply.has_error():
+        return "error"
+    if reply.metadata.src_node_id != node:
+        return "foreign"
+    try:
+        return "taken" if take(node, reply.content) else "malformed"
+    except Exception:  # whatever it holds, it must not end the run
+        return "malformed"

@@ -1,0 +1,141 @@
+"""The client's side of a federation: a mod that lets nothing leave an app's training function but a clipped update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import RunError, check_whole
+from ..federated.clipping import clip_rows, join_bit
+from ..random.discrete_gaussian import words_of
+from ..random.normal_numbers import SystemNormal
+from .encoders import SecureIntegers, word_type
+from .flower_messages import CLIENTS, SHOWS_ERRORS, TOLD, Uploads, bytes_reply, encoder_for, vector_reply
+from .secure_sum import SumClient, SumPlan
+from .simulated import SecureSum
+
+try:
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
+except ImportError as error:
+    raise RunError("federations need the package flwr", "install clipline[federation]") from error
+
+TrainFunction = Callable[[Message, Context], Message]
+Mod = Callable[[Message, Context, TrainFunction], Message]
+
+
+def clipped(upload: Uploads = None, *, least_replies: int = 2) -> Mod:
+    """A mod for the training function of a Flower `ClientApp`: it clips the update, adds the bit and encodes both.
+
+    The function gets the trained parameters as the record "arrays" and must reply with a record "arrays" of the same
+    names. Nothing else of its reply leaves the node: no metric, no number of examples, no text of an error. If it
+    fails, the node sends an update of zero that was not within the clip. So does a simulated user. To see the error on
+    a node of your own, give it the node config `shows-errors=true`: the server then sees its text too.
+
+    Args:
+      upload: That of the server's `Training`: None, `Quantised`, `RandomMask` or `SecureSum`.
+      least_replies: With a `SecureSum`, how many vectors a sum must have. The node refuses to open a smaller one,
+        whatever the server says.
+
+    Returns:
+      The mod, for `@app.train(mods=[...])`.
+
+    Raises:
+      SettingError: If `least_replies` is not a whole number of at least 2.
+
+    Example:
+      >>> app = ClientApp()
+      >>> @app.train(mods=[clipped()])
+      ... def train(message, context): ...
+    """
+    check_whole("least_replies", least_replies, at_least=2, way_out="a sum of one vector hides nothing: give 2 or more")
+
+    def mod(message: Message, context: Context, call_next: TrainFunction) -> Message:
+        try:
+            content = _answer(message, context, call_next, upload, least_replies)
+        except Exception:  # Flower would send its text to the server
+            if context.node_config.get(SHOWS_ERRORS):
+                raise
+            context.state.pop(TOLD, None)
+            content = RecordDict()
+        return Message(content, reply_to=message)
+
+    return mod
+
+
+def _answer(
+    message: Message, context: Context, call_next: TrainFunction, upload: Uploads, least_replies: int
+) -> RecordDict:
+    told = message.content[TOLD]
+    secure = isinstance(upload, SecureSum)
+    if secure and told["stage"] != "keys":
+        return _go_on(message.content, context)
+    if told["stage"] != ("keys" if secure else "train"):
+        raise RunError("the server asks for another upload than this app has", "run one app on all machines")
+    clip, round_index = float(told["clip"]), int(told["round"])
+    if not 0 < clip < math.inf:
+        raise RunError("the server's clip is not one")
+    joint = _trained(message, context, call_next, clip)
+    rng = np.random.default_rng()
+    if not isinstance(upload, SecureSum):
+        return vector_reply(encoder_for(upload, len(joint) - 1).encode(joint, clip, round_index, rng))
+
+    numbers = float(told["stddev"]), float(told["length"]), float(told["bit-weight"])
+    code = SecureIntegers(len(joint) - 1, upload.bits, *numbers, most_users=1)
+    least = max(least_replies, upload.least_survivors or 0, int(told["threshold"]))
+    plan = SumPlan(code.dim, code.bits, int(told["threshold"]), least, told["round-id"])
+    noise = None if upload.least_survivors is None else words_of(SystemNormal())
+    vector = code.encode(joint, clip, round_index, rng, noise, upload.least_survivors or 1)
+    client = SumClient(int(told["number"]), plan)
+    box, mask = client.keys()
+    _keep(context, client, vector.tobytes())
+    return bytes_reply({client.number: box + mask})
+
+
+def _go_on(content: RecordDict, context: Context) -> RecordDict:
+    """The other stages of a secure sum. What is kept is taken out first: after an error nothing is left to ask."""
+    kept, told = context.state.pop(TOLD), content[TOLD]
+    client, vector = SumClient.from_json(kept["client"]), kept["vector"]
+    if told["round-id"] != client.plan.round_id:
+        raise RunError("this is a stage of another round")
+    if told["stage"] == "answers":
+        return bytes_reply(client.answer(told["alive"], told["dead"]))
+    own = {int(number): value for number, value in content[CLIENTS].items()}
+    if told["stage"] == "boxes":
+        reply = bytes_reply(client.boxes({number: (keys[:32], keys[32:]) for number, keys in own.items()}))
+    else:
+        words: NDArray[np.unsignedinteger] = np.frombuffer(vector, word_type(client.plan.bits))
+        reply, vector = vector_reply(client.masked(own, words)), b""
+    _keep(context, client, vector)
+    return reply
+
+
+def _keep(context: Context, client: SumClient, vector: bytes) -> None:
+    """For the next stage, which another process may answer. It stays on this node."""
+    context.state[TOLD] = ConfigRecord({"client": client.to_json(), "vector": vector})
+
+
+def _trained(message: Message, context: Context, call_next: TrainFunction, clip: float) -> Tensor:
+    """Clipped update and centred bit (dim + 1,) float64: PRIVATE. Zeros for a node that only fills up a cohort."""
+    before, told = message.content["arrays"].to_torch_state_dict(), message.content[TOLD]
+    start = _flat(before, told["names"])
+    if told["fills-up"]:
+        return torch.zeros(len(start) + 1, dtype=torch.float64)
+    try:
+        after = call_next(message, context).content["arrays"].to_torch_state_dict()
+        if any(after[name].shape != value.shape for name, value in before.items()):
+            raise ValueError
+        update = _flat(after, told["names"]) - start
+    except Exception:  # as simulated: no update, not within the clip, and nobody is told why
+        if context.node_config.get(SHOWS_ERRORS):
+            raise
+        update = torch.full_like(start, math.nan)
+    return join_bit(*clip_rows(update[None], clip))[0]
+
+
+def _flat(arrays: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
+    return torch.cat([arrays[name].reshape(-1).double() for name in names])

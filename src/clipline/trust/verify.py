@@ -1,0 +1,294 @@
+"""Checks a run directory: its guarantee is computed again from the ledger and compared with all that the files say.
+
+This rests on the files, the accountants and arithmetic of its own, and on nothing that wrote the run. Whoever changes
+all files alike is found out only by a seal that was noted before: one digest over what a guarantee rests on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import struct
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..errors import CliplineError, RunError
+from ..privacy.accountant import account, account_renyi
+from ..privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSampling, PoissonSampling
+from ..privacy.guarantee import Guarantee
+from ..privacy.ledger import Ledger
+from ..privacy.relations import Relation
+from ..training.model_card import guarantee_json
+from ..training.run_files import CHECKPOINT, LEDGER, METRICS, MODEL, SETTINGS, RunFiles, read_run
+
+_SAME, _CLOSE = 1e-9, 0.01  # relative: numbers that were copied; an epsilon by another version's accountant
+_LIBRARY = "privacy."  # before names in a settings file that `RunDirectory` wrote itself
+_NAMESPACE = "clipline"  # of signatures, as `ssh-keygen -Y` has it
+
+
+@dataclass(frozen=True, eq=False)
+class Verified:
+    """What a run directory promises, by its ledger, and what is wrong with its files."""
+
+    files: RunFiles
+    ledger: Ledger  # of all that was charged
+    guarantee: Guarantee | None  # computed again, by the tighter of both accountants; None where it cannot be
+    renyi: float | None  # epsilon by the Renyi accountant alone
+    problems: tuple[str, ...]
+    seal: str
+    finished: bool
+
+
+def verify(path: Path) -> Verified:
+    """Check the run in a folder. A run that can still be resumed has no model yet, which is no problem."""
+    if not path.is_dir() or not any((path / name).is_file() for name in (SETTINGS, LEDGER, METRICS)):
+        raise RunError(f"path={str(path)!r} holds no run: give a run directory, as clipline train writes it")
+    files = read_run(path)
+    problems = [*files.problems, *_missing(path)]
+    finished = (path / MODEL).is_file() and not (path / CHECKPOINT).is_file()
+    if finished and not files.card:
+        problems.append(f"{MODEL} has no card, or one that cannot be read")
+    ledger = Ledger() if files.ledger is None else files.ledger
+    problems += [*_rounds(files, ledger, finished), *_doubled(path / METRICS), *_terms(files, ledger)]
+    charged = _charged(files, ledger)
+    guarantee = renyi = None
+    try:
+        guarantee, renyi = _guarantee(files, charged)
+    except CliplineError as error:
+        problems.append(f"the rounds cannot be accounted: {error}")
+    if guarantee is not None:
+        problems += [*_card(files, guarantee, finished), *_curve(files, guarantee)]
+        if (text := _header(_bytes(path / MODEL))[0].get("guarantee")) != files.card.get("guarantee", {}).get("text"):
+            problems.append(f"the model's metadata say {text!r}, which its card does not")
+    return Verified(files, charged, guarantee, renyi, tuple(dict.fromkeys(problems)), seal(path), finished)
+
+
+def _missing(path: Path) -> Iterator[str]:
+    expected = [SETTINGS, LEDGER, METRICS]
+    expected += [] if (path / CHECKPOINT).is_file() else [MODEL]
+    yield from (f"{name} is missing" for name in expected if not (path / name).is_file())
+
+
+def _rounds(files: RunFiles, ledger: Ledger, finished: bool) -> Iterator[str]:
+    """Whether rounds are missing or double."""
+    known = [one["round"] for one in files.rounds]
+    if known != [*range(len(known))]:
+        missing = sorted({*range(max(known) + 1)} - {*known})
+        yield f"{METRICS} lacks rounds: {', '.join(map(str, missing[:5]))}"
+    if len(known) > ledger.rounds:
+        yield f"{METRICS} has {len(known)} rounds and {LEDGER} charges {ledger.rounds}"
+    planned, done = files.settings.get("rounds"), files.card.get("rounds")
+    if isinstance(planned, int) and len(known) > planned:
+        yield f"{METRICS} has {len(known)} rounds and {SETTINGS} {planned}"
+    if not finished:
+        return
+    if done != len(known):
+        yield f"the model's card has {done} rounds and {METRICS} {len(known)}"
+    if files.card.get("stopped") == "finished" and planned != done:
+        yield f"the model's card says that all rounds were done, {done} of {planned}"
+    if _setting(files, "noise_source") == "seed" and ledger.rounds > len(known):
+        yield f"{LEDGER} charges {ledger.rounds} rounds and {METRICS} has {len(known)}"
+
+
+def _doubled(path: Path) -> Iterator[str]:
+    numbers = re.findall(rb'^{"round": (\d+),', _bytes(path), re.MULTILINE)
+    if twice := sorted({int(number) for number in numbers if numbers.count(number) > 1}):
+        yield f"{path.name} has rounds twice: {', '.join(map(str, twice[:5]))}"
+
+
+def _terms(files: RunFiles, ledger: Ledger) -> Iterator[str]:
+    """Whether noise and sampling are the same in ledger, settings and card, and noise is split by Theorem 1."""
+    resolved = files.card.get("resolved")
+    told = [(SETTINGS, files.notes)] + ([("the model's card", resolved)] if isinstance(resolved, dict) else [])
+    for name, values in told:
+        z, delta_z, count = (
+            _number(values.get(key)) for key in ("noise_multiplier", "delta_noise_multiplier", "count_stddev")
+        )
+        if z is None or delta_z is None:
+            yield f"{name} does not say how much noise there is"
+            continue
+        precision = (delta_z**-2 if delta_z else math.inf) + (
+            0.0 if count is None else (2 * count) ** -2 if count else math.inf
+        )
+        if z and not _alike(precision**-0.5, z):
+            yield f"{name}: noise on updates and count comes to {precision**-0.5:.6g} by Theorem 1, and not to {z:.6g}"
+        for event in ledger.events:
+            if event.statistic is None and not _alike(event.noise_multiplier, z):
+                yield f"{LEDGER} charges a noise multiplier of {event.noise_multiplier:g}, {name} has {z:g}"
+    cohort, users = _setting(files, "cohort_size"), _setting(files, "population_size") or files.notes.get("users")
+    if isinstance(cohort, int) and isinstance(users, int) and users > 0:
+        for event in ledger.events:
+            if event.statistic is None and not _drawn(event, cohort, users):
+                yield f"{LEDGER} charges {event.sampling}, {SETTINGS} has {cohort:,} of {users:,} users"
+    about = files.card.get("settings")
+    for name in ("rounds", "cohort_size"):
+        if isinstance(about, dict) and about.get(name) != files.settings.get(name):
+            yield f"{name} is {about.get(name)} in the model's card and {files.settings.get(name)} in {SETTINGS}"
+    if isinstance(resolved, dict):
+        for name, value in resolved.items():
+            if (noted := files.notes.get(name)) != value:
+                yield f"{name} is {value} in the model's card and {noted} in {SETTINGS}"
+
+
+def _drawn(event: GaussianEvent, cohort: int, users: int) -> bool:
+    """Whether an event is of the sampling that settings tell of; of others than Poisson and fixed size, unknown."""
+    if isinstance(event.sampling, FixedSizeSampling):
+        return (event.sampling.cohort_size, event.sampling.population_size) == (cohort, users)
+    groups = event.sampling.bands if isinstance(event.sampling, GroupedPoissonSampling) else 1
+    is_poisson = isinstance(event.sampling, PoissonSampling | GroupedPoissonSampling)
+    return not is_poisson or _alike(event.sampling.rate, groups * cohort / users)
+
+
+def _charged(files: RunFiles, ledger: Ledger) -> Ledger:
+    """The ledger; where a metric ended the run, with all planned rounds, since when it ended tells of the data."""
+    covered, planned = files.card.get("guarantee", {}).get("rounds"), files.settings.get("rounds")
+    updates = [event for event in ledger.events if event.statistic is None]
+    if files.card.get("stopped") != "early" or covered != planned or len(updates) != 1 or not isinstance(covered, int):
+        return ledger
+    return ledger.add(ledger.next_event, max(0, min(covered, 1 << 40) - ledger.rounds))
+
+
+def _guarantee(files: RunFiles, ledger: Ledger) -> tuple[Guarantee | None, float | None]:
+    delta = _number(files.notes.get("delta")) or _number(files.card.get("guarantee", {}).get("delta"))
+    relation = files.notes.get("relation") or _setting(files, "relation")
+    if not ledger.rounds or delta is None or not isinstance(relation, str):
+        return None, None
+    terms: dict[str, Any] = {"delta": delta, "relation": Relation.named(relation)}
+    found = replace(
+        account(ledger, **terms),
+        from_seed=_setting(files, "noise_source") == "seed",
+        example_level=files.notes.get("example_level") is True,
+        shows_errors=files.notes.get("shows_errors") is True,
+    )
+    return found, account_renyi(ledger, **terms).epsilon
+
+
+def _card(files: RunFiles, guarantee: Guarantee, finished: bool) -> Iterator[str]:
+    """Where the model's card tells of another guarantee than the ledger comes to."""
+    told = files.card.get("guarantee", {})
+    if not finished and not told:
+        return
+    same_version = files.card.get("clipline") == __version__
+    for name, value in guarantee_json(guarantee).items():
+        given: Any = list(value) if isinstance(value, tuple) else value
+        if name in ("epsilon", "order") and not same_version and _number(told.get(name)) and given:
+            agrees = name == "order" or math.isclose(told[name], given, rel_tol=_CLOSE)
+        else:
+            agrees = _alike(told.get(name), given)
+        if not agrees:
+            yield f"{name} is {told.get(name)} in the model's card, and {given} by {LEDGER}"
+    if same_version and told.get("text") != str(guarantee):
+        yield f"the model's card says {told.get('text')!r}, and {LEDGER} comes to {str(guarantee)!r}"
+
+
+def _curve(files: RunFiles, guarantee: Guarantee) -> Iterator[str]:
+    """Where metrics.jsonl tells of a greater epsilon than was charged, or of another delta."""
+    for name, limit in (("epsilon", guarantee.epsilon), ("delta", guarantee.delta)):
+        known = [number for one in files.rounds if (number := _number(one.get(name))) is not None]
+        if known and (max(known) > limit * (1 + _CLOSE) or (name == "delta" and not _alike(known[-1], limit))):
+            yield f"{METRICS} has {name} {max(known):.6g}, and {LEDGER} comes to {limit:.6g}"
+
+
+def _setting(files: RunFiles, name: str) -> Any:
+    return files.settings.get(name, files.settings.get(f"{_LIBRARY}{name}"))
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < 1e300 else None
+
+
+def _alike(one: object, other: object) -> bool:
+    a, b = _number(one), _number(other)
+    return one == other if a is None or b is None else math.isclose(a, b, rel_tol=_SAME)
+
+
+# The seal
+
+
+def seal(path: Path) -> str:
+    """SHA-256 over ledger, settings without the seed, metrics and the model's tensors, in hexadecimal digits."""
+    whole = hashlib.sha256(b"clipline seal 1\n")
+    for name in (LEDGER, SETTINGS, METRICS):
+        lines = _bytes(path / name)
+        if name == SETTINGS:
+            lines = re.sub(rb"(?m)^seed = .*\n", b"", lines)
+        whole.update(f"{name} {hashlib.sha256(lines).hexdigest()}\n".encode())
+    whole.update(f"tensors {_tensors(path / MODEL)}\n".encode())
+    return whole.hexdigest()
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes() if path.is_file() else b""
+    except OSError as error:
+        raise RunError(f"{str(path)!r} cannot be read ({error}): a seal needs all files") from None
+
+
+def _tensors(path: Path) -> str:
+    """A checksum of names, types, shapes and values: all of the file but its metadata, where the card is."""
+    data = _bytes(path)
+    _, tensors, values = _header(data)
+    digest = hashlib.sha256(json.dumps(tensors, sort_keys=True).encode())
+    digest.update(values)
+    return digest.hexdigest()
+
+
+def _header(data: bytes) -> tuple[dict[str, Any], dict[str, Any], memoryview]:
+    """The metadata of a safetensors file, its tensors by name, and their values; all values if it cannot be read."""
+    try:
+        (length,) = struct.unpack_from("<Q", data)
+        tensors = json.loads(data[8 : 8 + length])
+        return tensors.pop("__metadata__", {}), tensors, memoryview(data)[8 + length :]
+    except (struct.error, ValueError, AttributeError, RecursionError):
+        return {}, {}, memoryview(data)
+
+
+def model_digest(path: Path) -> str:
+    """SHA-256 of a run's model file, as `sha256sum` prints it."""
+    return hashlib.sha256(_bytes(path / MODEL)).hexdigest()
+
+
+# Signatures by the user's own SSH key
+
+SIGNATURE = "seal.sig"
+
+
+def sign_run(path: Path, key: Path) -> Path:
+    """Sign the seal with an SSH key, into seal.sig of the run."""
+    signed = _ssh_keygen(["sign", "-f", str(key), "-n", _NAMESPACE], _sealed(path), f"the key {str(key)!r}")
+    (path / SIGNATURE).write_bytes(signed)
+    return path / SIGNATURE
+
+
+def check_signature(path: Path, signers: Path) -> str:
+    """Who signed this seal, of those in a file of allowed signers (a line each: name, then public key)."""
+    file = str(path / SIGNATURE)
+    if not (path / SIGNATURE).is_file():
+        raise RunError(f"{file!r} does not exist: sign the run with --sign KEY first")
+    by = f"{file!r} and {str(signers)!r}"
+    name = _ssh_keygen(["find-principals", "-f", str(signers), "-s", file], b"", by).decode().splitlines()[0]
+    _ssh_keygen(["verify", "-f", str(signers), "-I", name, "-n", _NAMESPACE, "-s", file], _sealed(path), by)
+    return name
+
+
+def _sealed(path: Path) -> bytes:
+    return f"clipline seal {seal(path)}\n".encode()
+
+
+def _ssh_keygen(arguments: list[str], text: bytes, what: str) -> bytes:
+    try:
+        done = subprocess.run(["ssh-keygen", "-Y", *arguments], input=text, capture_output=True, check=False)
+    except FileNotFoundError:
+        raise RunError("ssh-keygen is not installed: install OpenSSH, or note the seal instead") from None
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).decode(errors="replace").split())
+        raise RunError(f"{what}: ssh-keygen refused ({said}): check the key, the signers and that the run is unchanged")
+    return done.stdout

@@ -1,0 +1,356 @@
+"""Federations over Flower's messages: the simulator's rounds, whatever nodes reply and whenever the server dies."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the extra federation is not installed")
+
+from federations import DIM, UPDATES, USERS, app, grid, training
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+import clipline as cl
+from clipline.errors import RunError, SettingError
+from clipline.federated.backend import CohortRequest
+from clipline.federated.clipping import centred, clip_rows, join_bit
+from clipline.federated.draws import NoiseNow, WholeNoise
+from clipline.federated.sampling import Cohort
+from clipline.federation.flower import PRIVATE, AdaptiveClippingStrategy, _Grid
+from clipline.federation.flower_in_process import InProcessGrid
+from clipline.privacy.ledger import Ledger
+from clipline.training.checkpoint import Circumstances, load_checkpoint
+
+CLIP = 0.3
+JOINT = join_bit(*clip_rows(UPDATES, CLIP))  # what each user adds at the first clip
+
+
+def strategy(made, **options):
+    return AdaptiveClippingStrategy(made, **{"deadline": 0.3, "pause": 0.0, "attempts": 2, **options})
+
+
+def one_sum(made, nodes, tmp_path, **options):
+    """The release of the first round, its strategy, and the sum of update and bits without noise."""
+    serving = strategy(made, **options)
+    cohort = Cohort(np.array(nodes.get_node_ids()), made.algorithm.sampler.sampling)
+    backend = _Grid(serving, nodes, tmp_path)
+    (total,) = backend.sums([CohortRequest(torch.zeros(DIM), cohort, 0, lambda: CLIP)])
+    rng = np.random.default_rng(5)
+    noise = WholeNoise(rng) if serving.secure else NoiseNow(rng, DIM + 1)
+    release, _ = made.algorithm.mechanism.step(total, noise, None, 0)
+    return release, serving
+
+
+@pytest.mark.parametrize("upload", [None, cl.Quantised(16), cl.RandomMask(1.0)], ids=str)
+def test_a_federation_ends_where_the_simulation_ends(upload, tmp_path):
+    simulated = training(upload).run()
+    federated = strategy(training(upload)).run(grid(upload), tmp_path / "run")
+    assert torch.allclose(federated.state.params, simulated.state.params, rtol=0, atol=1e-5)
+    assert federated.state.clip == simulated.state.clip
+    assert federated.state.ledger == simulated.state.ledger
+    assert [r.fraction_within for r in federated.reports] == [r.fraction_within for r in simulated.reports]
+
+
+@pytest.mark.parametrize("failing", [None, "keys", "boxes", "masked", "answers"])
+def test_a_secure_round_releases_what_the_simulated_one_does(failing, tmp_path):
+    upload = cl.SecureSum(bits=24)
+    nodes = Mute(app(upload), failing) if failing else grid(upload)
+    made = training(upload, noise_multiplier=0.5, count_stddev=1.0)
+    release, serving = one_sum(made, nodes, tmp_path)
+    here = [0, 1, 2, 3, 4] if failing in ("keys", "boxes", "masked") else range(USERS)
+    sim = training(upload, noise_multiplier=0.5, count_stddev=1.0)
+    request = CohortRequest(torch.zeros(DIM), Cohort(np.array(here), sim.algorithm.sampler.sampling), 0, lambda: CLIP)
+    (total,) = sim.backend.sums([request])
+    expected, _ = sim.algorithm.mechanism.step(total, WholeNoise(np.random.default_rng(5)), None, 0)
+    # Noise is the same, so that the two differ by how each user's numbers were rounded: a unit each, at most.
+    code = made.algorithm.mechanism.code
+    most = 2 * USERS * np.sqrt(code.dim) * code.unit * CLIP / USERS
+    assert float((release.mean - expected.mean).norm()) < most < 1e-3
+    assert release.fraction_within == pytest.approx(expected.fraction_within, abs=1e-3)
+    assert serving.unprivate_replies["late or missing"] == bool(failing)
+
+
+def test_shares_of_noise_come_from_the_clients(tmp_path):
+    upload = cl.SecureSum(bits=24, least_survivors=4)
+    made = training(upload, noise_multiplier=0.5, count_stddev=1.0)
+    release, serving = one_sum(made, grid(upload), tmp_path)
+    assert serving.noise_by_clients
+    assert serving.least_replies == 4
+    unit = made.algorithm.mechanism.code.stddev * made.algorithm.mechanism.code.unit * CLIP * np.sqrt(USERS / 4)
+    errors = (release.mean * USERS - JOINT[:, :-1].sum(dim=0)) / unit
+    assert 0.1 < float(errors.abs().max()) < 7  # of five normal numbers; either fails by chance once in 100,000
+
+
+class Mute(InProcessGrid):
+    """The last node says nothing from one stage on."""
+
+    def __init__(self, app, stage):
+        super().__init__(app, USERS)
+        self.stage, self.over = stage, False
+
+    def pull_messages(self, message_ids):
+        (name,) = message_ids
+        message = self._waiting.get(name)
+        if message is not None and message.metadata.dst_node_id == 1000 + USERS - 1:
+            self.over = self.over or message.content["clipline"]["stage"] == self.stage
+            if self.over:
+                return []
+        return super().pull_messages(message_ids)
+
+
+class Lying(InProcessGrid):
+    """The first node replies what `lie` makes of its message and its honest reply: one message or several."""
+
+    def __init__(self, lie, upload=None):
+        super().__init__(app(upload), USERS)
+        self.lie = lie
+
+    def pull_messages(self, message_ids):
+        replies = super().pull_messages(message_ids)
+        return [lie for reply in replies for lie in self._told(reply)]
+
+    def _told(self, reply):
+        if reply.metadata.src_node_id != 1000:
+            return [reply]
+        made = self.lie(reply)
+        return made if isinstance(made, list) else [made]
+
+
+def saying(array, **more):
+    raw = Array("float32", array.shape, "raw", array.tobytes())
+    return lambda reply: put(reply, RecordDict({"reply": ArrayRecord({"vector": raw}), **more}))
+
+
+def put(reply, content):
+    reply.content = content
+    return reply
+
+
+def failed(reply):
+    error = Message(Error(0, "ValueError: account 4711 of Ann"), reply_to=reply)
+    error.__dict__["_metadata"] = reply.metadata
+    return error
+
+
+def other(name, value):
+    def lie(reply):
+        reply.metadata.__dict__[name] = value
+        return reply
+
+    return lie
+
+
+def numbers(*values):
+    return np.array(values, np.float32)
+
+
+LIES = {
+    "too short": (saying(numbers(*[9.0] * DIM)), "malformed"),
+    "too long": (saying(np.ones(1_000_000, np.float32)), "malformed"),
+    "doubles": (saying(np.ones(DIM + 1)), "malformed"),
+    "NaN": (saying(numbers(*[np.nan] * DIM, 0.5)), "malformed"),
+    "infinite": (saying(numbers(*[np.inf] * DIM, 0.5)), "malformed"),
+    "metrics beside": (saying(numbers(*[0.0] * DIM, 0.5), metrics=MetricRecord({"num-examples": 3})), "malformed"),
+    "numbers for an array": (lambda r: put(r, RecordDict({"reply": ConfigRecord({"vector": 1.0})})), "malformed"),
+    "nothing": (lambda r: put(r, RecordDict()), "malformed"),
+    "an error": (failed, "error"),
+    "as another node": (other("_src_node_id", 1001), "foreign"),
+    "to another message": (other("_reply_to_message_id", "message 99"), "foreign"),
+    "late": (lambda r: [], "late or missing"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_bad_reply_adds_nothing_and_is_counted(lie, tmp_path, capfd, caplog):
+    told, kind = LIES[lie]
+    release, serving = one_sum(training(), Lying(told), tmp_path)
+    assert torch.allclose(release.mean * USERS, JOINT[1:, :-1].sum(dim=0), atol=1e-6)
+    assert serving.unprivate_replies["taken"] == USERS - 1
+    assert serving.unprivate_replies[kind] == 1
+    assert "Ann" not in capfd.readouterr().out + caplog.text + (tmp_path / PRIVATE).read_text()
+
+
+@pytest.mark.parametrize(
+    "values", [(*[1e30] * DIM, 0.5), (*[CLIP] * DIM, 1e9), (1e38, *[0.0] * (DIM - 1), -1e38), (*[1e-45] * DIM, -0.5)]
+)
+def test_a_lying_client_moves_the_sum_by_its_bound_at_most(values, tmp_path):
+    release, serving = one_sum(training(), Lying(saying(numbers(*values))), tmp_path)
+    assert serving.unprivate_replies["taken"] == USERS
+    moved = release.mean * USERS - JOINT[1:, :-1].sum(dim=0)
+    assert float(moved.double().norm()) <= CLIP * (1 + 1e-6)
+    counted = (release.fraction_within - 0.5) * USERS - float(JOINT[1:, -1].sum())
+    assert abs(counted) <= 0.5 + 1e-9
+
+
+def test_a_reply_that_comes_twice_counts_once(tmp_path):
+    release, serving = one_sum(training(), Lying(lambda reply: [reply, reply]), tmp_path)
+    assert torch.allclose(release.mean * USERS, JOINT[:, :-1].sum(dim=0), atol=1e-6)
+    assert serving.unprivate_replies["foreign"] == 1
+
+
+def test_a_reply_that_flower_cannot_unpack_ends_nothing(tmp_path):
+    def broken(reply):
+        raise ValueError("of a client's making")
+
+    release, serving = one_sum(training(), Lying(broken), tmp_path)
+    assert torch.allclose(release.mean * USERS, JOINT[1:, :-1].sum(dim=0), atol=1e-6)
+    assert serving.unprivate_replies["malformed"] == 1
+
+
+class Silent(InProcessGrid):
+    """Only the first `alive` nodes ever reply."""
+
+    def __init__(self, upload, alive):
+        super().__init__(app(upload), USERS)
+        self.alive = alive
+
+    def pull_messages(self, message_ids):
+        wanted = [one for one in message_ids if self._waiting[one].metadata.dst_node_id < 1000 + self.alive]
+        return super().pull_messages(wanted)
+
+
+@pytest.mark.parametrize("upload", [None, cl.SecureSum(24)], ids=str)
+def test_with_too_few_replies_nothing_is_released_or_charged(upload, tmp_path):
+    made = training(upload, noise_multiplier=0.5, rounds=2)
+    with pytest.raises(RunError, match="abandoned 2 times"):
+        strategy(made, least_replies=3).run(Silent(upload, alive=2), tmp_path / "run")
+    assert Ledger.read(tmp_path / "run" / "ledger.jsonl").rounds == 0
+    again = strategy(training(upload, noise_multiplier=0.5, rounds=2), least_replies=3)
+    result = again.run(grid(upload), tmp_path / "run")
+    assert result.state.ledger.rounds == result.guarantee.rounds == 2
+    assert again.asked.counts == {str(1000 + place): 4 for place in range(USERS)}  # who was asked in vain counts
+
+
+@pytest.mark.filterwarnings("ignore::clipline.federated.sampling.DeclaredUsersWarning")
+def test_an_empty_cohort_releases_noise_and_is_charged(tmp_path):
+    made = training(noise_multiplier=1.0, population_size=10**9, cohort_size=1, rounds=3, delta=1e-9)
+    serving = strategy(made)
+    result = serving.run(grid(), tmp_path / "run")  # nobody is drawn, but for once in 10 million tests
+    assert result.state.ledger.rounds == 3
+    assert float(result.state.params.abs().min()) > 0
+    assert serving.unprivate_replies["taken"] == 0
+
+
+def test_nobody_is_asked_more_often_than_the_cap_allows(tmp_path):
+    serving = strategy(training(noise_multiplier=0.5, rounds=4), max_participations=2)
+    result = serving.run(grid(), tmp_path / "run")
+    assert result.state.ledger.rounds == 4
+    assert serving.unprivate_replies["taken"] == 2 * USERS
+    assert serving.asked.most == 2
+    text = (tmp_path / "run" / "guarantees.txt").read_text()
+    assert "Against the server: no promise" in text
+
+
+def test_two_guarantees_stand_in_the_run_directory(tmp_path):
+    upload = cl.SecureSum(24, least_survivors=3)
+    made = training(upload, noise_multiplier=0.5)
+    strategy(made, max_participations=3).run(grid(upload), tmp_path / "run")
+    outsiders, server = (tmp_path / "run" / "guarantees.txt").read_text().splitlines()
+    assert "4 rounds" in outsiders
+    assert "at most 3 rounds" in server
+    assert "no sampling, 3 rounds" in server
+
+
+class Power(InProcessGrid):
+    """The power fails when messages are pushed for the given time. Before, everything must be on disk."""
+
+    def __init__(self, made, folder, fails_at=None):
+        super().__init__(app(), USERS)
+        self.made, self.folder, self.fails_at, self.pushed = made, folder, fails_at, 0
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        t = messages[0].content["clipline"]["round"]
+        state = load_checkpoint(self.folder / "checkpoint.safetensors", "cpu", str(Circumstances(self.made)))
+        sent = messages[0].content["arrays"].to_torch_state_dict()
+        assert state.round_index == t
+        assert torch.equal(state.params, torch.cat([sent["z"], sent["a"]]))
+        assert Ledger.read(self.folder / "ledger.jsonl", unfinished=True).rounds >= state.ledger.rounds >= t
+        assert json.loads((self.folder / PRIVATE).read_text())["asked"]["1000"] > t
+        self.pushed += 1
+        if self.pushed == self.fails_at:
+            raise KeyboardInterrupt
+        return super().push_messages(messages)
+
+
+@pytest.mark.parametrize("fails_at", [1, 3])
+def test_a_server_that_died_goes_on_and_forgets_no_release(fails_at, tmp_path):
+    folder = tmp_path / "run"
+    made = training(noise_multiplier=0.5)
+    with pytest.raises(KeyboardInterrupt):
+        strategy(made).run(Power(made, folder, fails_at), folder)
+    made, again = training(noise_multiplier=0.5), Power(training(noise_multiplier=0.5), folder)
+    serving = strategy(made)
+    result = serving.run(again, folder)
+    assert again.pushed == made.rounds - (fails_at - 1)
+    assert result.guarantee.rounds == result.state.ledger.rounds == made.rounds
+    assert serving.asked.most == made.rounds + 1  # the one that was asked in vain
+
+
+def test_a_release_that_was_not_stored_is_charged_again(tmp_path):
+    class Dies(cl.Callback):
+        def on_release(self, state):
+            if state.round_index == 2:
+                raise KeyboardInterrupt
+
+    folder, made = tmp_path / "run", training(noise_multiplier=0.5)
+    with pytest.raises(KeyboardInterrupt):
+        strategy(made).run(grid(), folder, [Dies()])
+    assert Ledger.read(folder / "ledger.jsonl").rounds == 2
+    result = strategy(training(noise_multiplier=0.5)).run(grid(), folder)
+    assert result.guarantee.rounds == made.rounds + 1
+
+
+class Spying(InProcessGrid):
+    """Notes every reply that reaches the server."""
+
+    def __init__(self, upload):
+        super().__init__(app(upload), USERS)
+        self.seen = []
+
+    def reply(self, message):
+        reply = super().reply(message)
+        self.seen.append((message.metadata.dst_node_id - 1000, reply.content))
+        return reply
+
+
+def test_no_message_of_a_secure_round_shows_an_update_or_a_bit(tmp_path):
+    upload = cl.SecureSum(bits=24)
+    made, nodes = training(upload, noise_multiplier=0.5, count_stddev=1.0), Spying(upload)
+    one_sum(made, nodes, tmp_path)
+    code, kinds, far = made.algorithm.mechanism.code, [], []
+    for user, content in nodes.seen:
+        assert list(content) == ["reply"]
+        record = content["reply"]
+        kinds.append("vector")
+        if isinstance(record, ArrayRecord):
+            clear = code.encode(JOINT[user], CLIP, 0, np.random.default_rng(0)).astype(np.int64)
+            sent = np.frombuffer(record["vector"].data, np.uint32).astype(np.int64)
+            far += (centred(sent - clear, 24) / 2**23).tolist()  # a mask, uniform in -1 to 1
+        else:
+            (size,) = {len(value) for value in record.values()}
+            kinds[-1] = {64: "keys", 160: "boxes", 66: "shares"}[size]
+    assert sorted(kinds) == sorted(["keys", "boxes", "vector", "shares"] * USERS)
+    # Of 6 x dim uniform numbers: the mean of squares is 1/3, with deviation 0.3 / sqrt(count); 5 of them.
+    assert np.mean(np.square(far)) == pytest.approx(1 / 3, abs=5 * 0.3 / np.sqrt(len(far)))
+    assert np.mean(far) == pytest.approx(0, abs=5 * 0.58 / np.sqrt(len(far)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: training(population_size=None), "population_size"),
+        (lambda: training(population_size=None, sampling="fixed"), "Poisson sampling"),
+        (lambda: training(noise_multiplier=0.5, noise_source="seed"), "noise_source"),
+    ],
+)
+def test_what_cannot_be_promised_over_a_network_is_refused(wrong, message):
+    with pytest.raises(SettingError, match=message):
+        AdaptiveClippingStrategy(wrong())
+
+
+@pytest.mark.parametrize("options", [{"least_replies": 0}, {"deadline": 0}, {"max_participations": 0}, {"attempts": 0}])
+def test_settings_of_the_strategy_are_checked(options):
+    with pytest.raises(SettingError):
+        AdaptiveClippingStrategy(training(), **options)

@@ -1,0 +1,204 @@
+"""Edits of a run directory, one file at a time and all alike, and what finds each."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from click.testing import CliRunner
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from clipline.cli.parser import app
+from clipline.errors import RunError
+from clipline.trust.verify import check_signature, seal, sign_run, verify
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    return shutil.copytree(run, tmp_path / "copy")
+
+
+def edit(pattern, text, file, count=1):
+    def made(path):
+        before = (path / file).read_text()
+        after = re.sub(pattern, text, before, count=count, flags=re.MULTILINE)
+        assert after != before
+        (path / file).write_text(after)
+
+    return made
+
+
+def edit_card(change):
+    def made(path):
+        with safe_open(path / "model.safetensors", "numpy") as file:
+            metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        card = json.loads(metadata["card"])
+        metadata["card"] = json.dumps(change(card) or card)
+        save_file(tensors, path / "model.safetensors", metadata)
+
+    return made
+
+
+def cut_metadata(path):
+    with safe_open(path / "model.safetensors", "numpy") as file:
+        save_file({name: file.get_tensor(name) for name in file.keys()}, path / "model.safetensors")  # noqa: SIM118
+
+
+def drop_last(*files):
+    def made(path):
+        for file in files:
+            (path / file).write_text("".join((path / file).read_text().splitlines(keepends=True)[:-1]))
+
+    return made
+
+
+def double_last(file):
+    def made(path):
+        lines = (path / file).read_text().splitlines(keepends=True)
+        (path / file).write_text("".join([*lines, lines[-1]]))
+
+    return made
+
+
+def charge_more(path):
+    with (path / "ledger.jsonl").open("a") as file:
+        first = json.loads((path / "ledger.jsonl").read_text().splitlines()[0])
+        file.write(json.dumps({**first, "round": 12}) + "\n")
+
+
+Z = r"^# noise_multiplier = .*"
+EDITS = {
+    "no settings": (lambda path: (path / "settings.toml").unlink(), "settings.toml is missing"),
+    "no ledger": (lambda path: (path / "ledger.jsonl").unlink(), "ledger.jsonl is missing"),
+    "no metrics": (lambda path: (path / "metrics.jsonl").unlink(), "metrics.jsonl is missing"),
+    "no model": (lambda path: (path / "model.safetensors").unlink(), "model.safetensors is missing"),
+    "a model that is no model": (lambda path: (path / "model.safetensors").write_bytes(b"x" * 99), "has no card"),
+    "a model without a card": (cut_metadata, "has no card"),
+    "a lower epsilon in the card": (
+        edit_card(lambda card: card["guarantee"].update(epsilon=1.0)), "epsilon is 1.0 in the model's card"),
+    "other words in the card": (edit_card(lambda card: card["guarantee"].update(text="fine")), "says 'fine'"),
+    "another relation in the card": (edit_card(lambda card: card["guarantee"].update(relation="zero-out")), "relation"),
+    "a lower delta in the card": (edit_card(lambda card: card["guarantee"].update(delta=1e-9)), "delta is 1e-09"),
+    "fewer rounds in the card": (edit_card(lambda card: card.update(rounds=11)), "card has 11 rounds"),
+    "fewer rounds in the guarantee": (edit_card(lambda card: card["guarantee"].update(rounds=11)), "rounds is 11"),
+    "a secret seed in the card": (edit_card(lambda card: card["guarantee"].update(from_seed=False)), "from_seed"),
+    "more noise in the card": (edit_card(lambda card: card["resolved"].update(noise_multiplier=9.0)), "Theorem 1"),
+    "another cohort in the card": (edit_card(lambda card: card["settings"].update(cohort_size=6)), "cohort_size is 6"),
+    "no guarantee in the card": (edit_card(lambda card: card.pop("guarantee")), "has no card"),
+    "more noise in the ledger": (edit('"noise_multiplier": ', '"noise_multiplier": 1', "ledger.jsonl", 0), "charges"),
+    "a lower rate in the ledger": (edit('"rate": 0.2', '"rate": 0.1', "ledger.jsonl", 0), "charges Poisson sampling"),
+    "a line less in the ledger": (drop_last("ledger.jsonl"), "ledger.jsonl charges 11"),
+    "a line twice in the ledger": (double_last("ledger.jsonl"), "ledger.jsonl cannot be read"),
+    "a line too many in the ledger": (charge_more, "ledger.jsonl charges 13 rounds"),
+    "a gap in the ledger": (edit(r'^.*"round": 5,.*\n', "", "ledger.jsonl"), "ledger.jsonl cannot be read"),
+    "a line less in the metrics": (drop_last("metrics.jsonl"), "metrics.jsonl 11"),
+    "a line twice in the metrics": (double_last("metrics.jsonl"), "has rounds twice: 11"),
+    "a gap in the metrics": (edit(r'^.*"round": 5,.*\n', "", "metrics.jsonl"), "lacks rounds: 5"),
+    "a damaged line in the metrics": (edit(r'^{"round": 5,', "x", "metrics.jsonl"), "damaged"),
+    "a greater epsilon in the metrics": (edit('"epsilon": ', '"epsilon": 9', "metrics.jsonl", 0), "has epsilon 9"),
+    "another delta in the metrics": (edit('"delta": ', '"delta": 1', "metrics.jsonl", 0), "has delta"),
+    "a round less in ledger and metrics": (drop_last("ledger.jsonl", "metrics.jsonl"), "metrics.jsonl 11"),
+    "fewer rounds in the settings": (edit("^rounds = 12", "rounds = 11", "settings.toml"), "settings.toml 11"),
+    "more users in the settings": (edit("^population_size = 60", "population_size = 600", "settings.toml"), "600"),
+    "another cohort in the settings": (edit("^cohort_size = 12", "cohort_size = 6", "settings.toml"), "6 of 60"),
+    "more noise in the settings": (edit(Z, "# noise_multiplier = 3.0", "settings.toml"), "Theorem 1"),
+    "no noise on updates in the settings": (
+        edit(r"^# delta_noise_multiplier = .*", "# delta_noise_multiplier = 0.1", "settings.toml"), "Theorem 1"),
+    "less noise on the count": (edit(r"^# count_stddev = .*", "# count_stddev = 0.9", "settings.toml"), "Theorem 1"),
+    "no noise on record": (edit(Z + "\n", "", "settings.toml"), "does not say how much noise"),
+    "another delta in the settings": (edit(r"^# delta = .*", "# delta = 1e-9", "settings.toml"), "delta is"),
+    "another relation in the settings": (
+        edit(r"^# relation = .*", "# relation = 'zero-out'", "settings.toml"), "relation is"),
+    "settings that are no TOML": (edit("^rounds = 12", "rounds 12", "settings.toml"), "settings.toml cannot be read"),
+}  # fmt: skip
+
+
+def test_an_honest_run_has_no_problem_and_both_accountants_agree(run):
+    found = verify(run)
+    assert found.problems == ()
+    assert found.guarantee.epsilon == pytest.approx(8.0, abs=1e-3)
+    assert found.guarantee.epsilon <= found.renyi < 12
+    assert found.finished
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_of_one_file_is_found(copy, name):
+    change, words = EDITS[name]
+    change(copy)
+    assert words in " ".join(verify(copy).problems)
+
+
+def all_alike(path):
+    """Every file tells of ten times the noise: nothing contradicts anything."""
+    before = json.loads((path / "ledger.jsonl").read_text().splitlines()[0])["noise_multiplier"]
+    delta_z = (100 * before**2) ** -1 - (2 * verify(path).files.notes["count_stddev"]) ** -2
+    edit('"noise_multiplier": [0-9.]+', f'"noise_multiplier": {10 * before!r}', "ledger.jsonl", 0)(path)
+    edit(Z, f"# noise_multiplier = {10 * before!r}", "settings.toml")(path)
+    if delta_z <= 0:
+        edit(r"^# count_stddev = .*", "# count_stddev = 100.0", "settings.toml")(path)
+        delta_z = (100 * before**2) ** -1 - 200.0**-2
+    edit(r"^# delta_noise_multiplier = .*", f"# delta_noise_multiplier = {delta_z**-0.5!r}", "settings.toml")(path)
+    edit('"epsilon": [0-9.]+', '"epsilon": 0.01', "metrics.jsonl", 0)(path)
+    found = verify(path)
+    notes, again = found.files.notes, found.guarantee
+
+    def forge(card):
+        card["resolved"].update({name: notes[name] for name in card["resolved"]})
+        card["guarantee"].update(epsilon=again.epsilon, order=again.order, accountant=again.accountant, text=str(again))
+
+    edit_card(forge)(path)
+    with safe_open(path / "model.safetensors", "numpy") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, path / "model.safetensors", {**metadata, "guarantee": str(again)})
+
+
+def test_edits_of_all_files_alike_are_found_by_a_seal_that_was_noted_before(copy):
+    noted = seal(copy)
+    all_alike(copy)
+    assert verify(copy).problems == ()
+    assert verify(copy).guarantee.epsilon < 1
+    done = CliRunner().invoke(app, ["verify", str(copy), "--seal", noted], standalone_mode=False)
+    assert done.return_value == 1
+    assert "and not" in done.stderr
+
+
+def test_the_seal_covers_every_number_but_not_the_seed(copy):
+    before = seal(copy)
+    edit(r"^seed = .*", "seed = 5", "settings.toml")(copy)
+    assert seal(copy) == before
+    data = bytearray((copy / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(data)
+    assert seal(copy) != before
+
+
+def test_a_signature_holds_for_the_signed_run_and_the_named_signer_only(copy, tmp_path):
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("ssh-keygen is not installed")
+    for name in ("mine", "other"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+    sign_run(copy, tmp_path / "mine")
+    for name in ("mine", "other"):
+        key = " ".join((tmp_path / f"{name}.pub").read_text().split()[:2])
+        (tmp_path / f"{name}.signers").write_text(f"{name}@example.org {key}\n")
+    assert check_signature(copy, tmp_path / "mine.signers") == "mine@example.org"
+    with pytest.raises(RunError, match="ssh-keygen refused"):
+        check_signature(copy, tmp_path / "other.signers")
+    drop_last("ledger.jsonl")(copy)
+    with pytest.raises(RunError, match="ssh-keygen refused"):
+        check_signature(copy, tmp_path / "mine.signers")
+
+
+def test_the_command_says_what_it_found(run, copy):
+    good = CliRunner().invoke(app, ["verify", str(run)], standalone_mode=False)
+    assert (good.return_value, good.stderr) == (0, "")
+    assert "all files agree with the ledger" in good.stdout
+    assert seal(run) in good.stdout
+    drop_last("ledger.jsonl")(copy)
+    bad = CliRunner().invoke(app, ["verify", str(copy), "--json"], standalone_mode=False)
+    assert bad.return_value == 1
+    assert "ledger.jsonl charges 11" in " ".join(json.loads(bad.stdout)["problems"])
+    with pytest.raises(RunError, match="holds no run"):
+        verify(copy.parent)
