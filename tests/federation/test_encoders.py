@@ -330,9 +330,14 @@ def test_bits_outside_the_range_are_refused(bits):
         code_of(bits=bits)
 
 
-def test_rounds_without_noise_and_shares_that_are_too_small_are_refused():
-    with pytest.raises(SettingError, match="noise_multiplier"):
-        code_of(noise_multiplier=0.0)
+@pytest.mark.parametrize("name", ["cohort_size", "noise_multiplier", "count_stddev", "survivors"])
+@pytest.mark.parametrize("odd", [0, -1, math.nan, math.inf, "3", [], 10**30])
+def test_numbers_that_no_round_has_are_refused(name, odd):
+    with pytest.raises(SettingError, match=name):
+        code_of(**{name: odd})
+
+
+def test_shares_that_are_too_small_are_refused():
     with pytest.raises(SettingError, match="at least"):
         code_of(bits=14, survivors=100_000)
 

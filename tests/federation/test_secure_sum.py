@@ -313,6 +313,36 @@ def test_a_share_that_was_changed_is_noticed_or_abandons_the_round():
         going.server.total()
 
 
+ODD = [None, 7, b"x", "text", [], {}, {1: None}, {1: 3}, ("a", "b"), np.zeros(50), np.zeros(50, object), np.array(3)]
+
+
+def test_messages_of_any_other_kind_are_not_taken_and_change_nothing():
+    going = Round(after={5: 2})
+    server = going.server
+    for odd in ODD:
+        assert not server.add_keys(8, odd)
+    roster = going.keys()
+    for number in going.there(2):
+        sent = going.clients[number].boxes(roster)
+        for odd in [*ODD, dict.fromkeys(sent, 3)]:
+            assert not server.add_boxes(number, odd)
+        assert server.add_boxes(number, sent)
+    boxes = server.boxes_for()
+    for number in going.there(3):
+        if number == 5:
+            continue
+        for odd in ODD:
+            assert not server.add_masked(number, odd)
+        assert server.add_masked(number, going.clients[number].masked(boxes[number], going.vectors[number]))
+    alive, dead = server.survivors()
+    for number in alive:
+        sent = going.clients[number].answer(alive, dead)
+        for odd in [*ODD, dict.fromkeys(sent, 3), dict.fromkeys(sent, "s" * 66)]:
+            assert not server.add_answer(number, odd)
+        assert server.add_answer(number, sent)
+    np.testing.assert_array_equal(opened(server.total()), going.exact(alive))
+
+
 @pytest.mark.parametrize(
     ("changed", "name"),
     [

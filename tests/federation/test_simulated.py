@@ -108,7 +108,8 @@ def test_what_cannot_be_simulated_is_refused():
         training_of("secure")
     with pytest.raises(SettingError, match="run this training alone"):
         cl.run_together([training_of(cl.Quantised(8)), training_of(cl.Quantised(8), seed=4)])
-    for wrong in (lambda: cl.Quantised(0), lambda: cl.Quantised(17), lambda: cl.RandomMask(0.0)):
+    for wrong in (lambda: cl.Quantised(0), lambda: cl.Quantised(17), lambda: cl.RandomMask(0.0),
+                  lambda: cl.SecureSum(13), lambda: cl.SecureSum(least_survivors=0)):  # fmt: skip
         with pytest.raises(SettingError):
             wrong()
     with pytest.raises(SettingError, match="did you mean 'bits'"):

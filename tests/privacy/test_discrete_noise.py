@@ -159,5 +159,8 @@ def test_shares_of_the_least_number_of_survivors_make_the_whole_noise():
         share_stddev(24.0, 100)
     with pytest.raises(SettingError, match="stddev of a share"):
         discrete_event(NoSampling(), stddev=24.0, bound=1.0, dim=1, shares=100)
+    for none in (0, -1):  # noise that nobody adds
+        with pytest.raises(SettingError, match="least number of honest clients"):
+            discrete_event(NoSampling(), stddev=24.0, bound=1.0, dim=1, shares=none)
     with pytest.raises(SettingError, match="stddev of discrete noise"):
         discrete_event(NoSampling(), stddev=2.4, bound=1.0, dim=1)

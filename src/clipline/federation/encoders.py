@@ -290,8 +290,13 @@ def secure_integers(
     way_out = f"give {FEWEST_BITS} to {MOST_BITS} bits, such as 18"
     check_whole("bits", bits, at_least=FEWEST_BITS, at_most=MOST_BITS, way_out=way_out)
     check_whole("model_dim", model_dim, at_least=1, way_out="give the number of trained parameters")
+    check_whole("cohort_size", cohort_size, at_least=1, at_most=10**9, way_out="give the users of a round")
     way_out = "whole numbers are for private rounds: give a multiplier above 0"
     check_number("noise_multiplier", noise_multiplier, above=0, way_out=way_out)
+    if count_stddev is not None:
+        check_number("count_stddev", count_stddev, above=0, way_out="leave it out if no count is released")
+    if survivors is not None:
+        check_whole("least_survivors", survivors, at_least=1, way_out="leave it out if the server adds the noise")
     most = cohort_size if fixed_size else _most_users(cohort_size)
 
     def fitting(bits: int) -> SecureIntegers | str:

@@ -208,7 +208,12 @@ class SumServer:
         """Stage 1."""
         known = {key for pair in self._keys.values() for key in pair}
         fits = isinstance(number, int) and 0 < number <= _LARGEST_NUMBER and number not in self._keys
-        fits = fits and len(keys) == 2 and all(isinstance(key, bytes) and len(key) == 32 for key in keys)
+        fits = (
+            fits
+            and isinstance(keys, tuple | list)
+            and len(keys) == 2
+            and all(isinstance(key, bytes) and len(key) == 32 for key in keys)
+        )
         if self._stage != 0 or not fits or known & set(keys) or keys[0] == keys[1]:
             return False
         self._keys[number] = (keys[0], keys[1])
@@ -224,8 +229,11 @@ class SumServer:
 
     def add_boxes(self, number: int, boxes: Boxes) -> bool:
         """Stage 2."""
-        fits = number in self._keys and boxes.keys() == self._keys.keys() - {number}
-        if self._stage != 1 or not fits or number in self._boxes:
+        fits = number in self._keys and number not in self._boxes and isinstance(boxes, Mapping)
+        fits = (
+            fits and boxes.keys() == self._keys.keys() - {number} and all(isinstance(b, bytes) for b in boxes.values())
+        )
+        if self._stage != 1 or not fits:
             return False
         self._boxes[number] = dict(boxes)
         return True
@@ -240,7 +248,7 @@ class SumServer:
 
     def add_masked(self, number: int, vector: NDArray[Any]) -> bool:
         """Stage 3. The vector is added to the others at once and not kept."""
-        fits = number in self._boxes and number not in self._alive
+        fits = number in self._boxes and number not in self._alive and isinstance(vector, np.ndarray)
         if self._stage != 2 or not fits or vector.shape != self._sum.shape or vector.dtype != self._sum.dtype:
             return False
         self._sum += vector
@@ -254,8 +262,9 @@ class SumServer:
 
     def add_answer(self, number: int, answer: Answer) -> bool:
         """Stage 4."""
-        fits = number in self._alive and number not in self._answers and answer.keys() == self._boxes.keys()
-        if self._stage != 3 or not fits or not all(len(share) == _SHARE for share in answer.values()):
+        fits = number in self._alive and number not in self._answers and isinstance(answer, Mapping)
+        fits = fits and answer.keys() == self._boxes.keys()
+        if self._stage != 3 or not fits or not all(isinstance(s, bytes) and len(s) == _SHARE for s in answer.values()):
             return False
         self._answers[number] = dict(answer)
         return True

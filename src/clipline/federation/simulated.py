@@ -43,7 +43,8 @@ class SecureSum:
         least that there will be. If left out, the server adds it.
 
     Raises:
-      SettingError: If update or count would drown in rounding; the error names the least bits that fit.
+      SettingError: If `bits` or `least_survivors` is outside its range. A training refuses bits in which its update or
+        count would drown in rounding, and names the least bits that fit.
 
     Example:
       >>> cl.Training(model, loss, people, upload=cl.SecureSum(bits=18), ...)
@@ -51,6 +52,11 @@ class SecureSum:
 
     bits: int = 18
     least_survivors: int | None = None
+
+    def __post_init__(self) -> None:  # refuses what fits no training at all
+        secure_integers(
+            1, self.bits, cohort_size=1, noise_multiplier=1.0, count_stddev=None, survivors=self.least_survivors
+        )
 
     def simulated(self, training: Training) -> tuple[Algorithm, Backend]:
         """Algorithm and backend of a training whose users upload in this way."""

@@ -29,7 +29,7 @@ def discrete_event(sampling: Sampling, *, stddev: float, bound: float, dim: int,
     """
     check_number("bound", bound, above=0, way_out="give the largest norm of one user's encoded vector")
     check_whole("dim", dim, at_least=1, way_out="give the number of coordinates")
-    if shares > 1:
+    if shares != 1:
         share_stddev(stddev, shares)  # refuses too small ones
     return GaussianEvent(
         sampling,
