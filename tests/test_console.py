@@ -1,11 +1,13 @@
 """The terminal: wrapped and coloured there, plain elsewhere, with one kind of bar."""
 
+import re
 import sys
 from types import SimpleNamespace
 
 import pytest
 from samples import terminal_of
 
+from clipline import cli
 from clipline.console import Bar, Stages, clock, fail, say, tell, wrapped
 from clipline.errors import CliplineError, refuse
 
@@ -54,6 +56,33 @@ def test_lines_are_cut_between_words_with_a_hanging_indent(line, parts):
 def test_an_error_ends_with_its_hint():
     assert str(CliplineError("it broke", "mend it")) == "it broke: mend it"
     assert (str(CliplineError("it broke")), CliplineError("it broke").hint) == ("it broke", "")
+
+
+def test_no_control_character_of_a_file_reaches_a_terminal_or_a_log(monkeypatch, capsys):
+    hostile = "loss\x1b[2K\rok\x07\x9b31m\u202e\x00"
+    warnings_of_others = cli._form_warning(UserWarning(hostile), UserWarning, hostile, 1)
+
+    def everything():
+        say(hostile)
+        tell(hostile)
+        fail(hostile)
+        bar = Bar(2, 0, hostile)
+        bar.show(1, hostile, hostile, hostile, quiet=0.0)
+        bar.wait(hostile)
+        bar.end(hostile, well=False)
+        bar.close()
+
+    everything()
+    written = "".join(capsys.readouterr()) + warnings_of_others
+    assert written.count("\\x1b[2K\\rok\\x07\\x9b31m\\u202e\\x00") > 8
+    assert all(one.isprintable() or one == "\n" for one in written)
+    terminals = terminal_of(monkeypatch, 200), terminal_of(monkeypatch, 200, "stdout")
+    everything()
+    for terminal in terminals:  # which has sequences of ours alone
+        ours = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", terminal.getvalue())
+        assert "\\x1b[2K\\rok\\x07" in ours
+        assert all(one.isprintable() or one == "\n" for one in ours)
+        assert "\x1b[2K\rok" not in terminal.getvalue()
 
 
 def test_a_bar_without_a_terminal_prints_now_and_then_and_at_its_end(capsys):

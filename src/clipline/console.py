@@ -1,6 +1,7 @@
 """What the terminal shows: text with coloured first words, wrapped with hanging indents, and one kind of progress bar.
 
-Where there is no terminal the text is printed as it is, so that programs can read it. Rich is imported when a terminal
+Where there is no terminal the text is printed as it is, so that programs can read it. Control characters, which names
+in files may hold, are always written as Python writes them. Rich is imported when a terminal
 is written to, which keeps `clipline --help` light, and it respects NO_COLOR.
 """
 
@@ -14,7 +15,7 @@ import textwrap
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
-from .errors import CliplineError
+from .errors import CliplineError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +55,7 @@ def _print(text: str, stream: TextIO) -> None:
 
 def rendered(text: str, stream: TextIO) -> str:
     """The lines of a text as this stream shows them."""
+    text = printable(text)
     if not stream.isatty():
         return f"{text}\n"
     from rich.text import Text
@@ -95,7 +97,8 @@ class Bar:
     """
 
     def __init__(self, total: int, done: int = 0, head: str = "", *, transient: bool = False) -> None:
-        self.total, self._state = total, (done, head, "", "")
+        self.total = total
+        self._set(done, head)
         self._printed, self._pending = time.perf_counter(), ""
         self._colour = ""
         self._handle: Any = None
@@ -116,7 +119,7 @@ class Bar:
 
         Without a terminal this is a line if the last one is `quiet` seconds old, and otherwise none yet.
         """
-        self._state = done, head, tail, below
+        self._set(done, head, tail, below)
         silent = time.perf_counter() - self._printed
         if self._handle is not None:
             if silent >= min(quiet, _REFRESH_SECONDS):
@@ -129,16 +132,17 @@ class Bar:
     def wait(self, reason: str | None) -> None:
         """What the next step waits for, said at once; None: it goes on."""
         done, head, _, below = self._state
-        self._state = done, head, reason or "", below
+        self._set(done, head, reason or "", below)
         if self._handle is not None:
             self._update()
         elif self._live is None and reason:
-            print(f"{head}  {reason}", file=sys.stderr, flush=True)
+            tell(f"{head}  {reason}")
 
     def end(self, tail: str, *, well: bool) -> None:
         """The last text after the bar, which becomes green or red; a plain line has it only if it is not `well`."""
         done, head, _, below = self._state
-        self._state, self._colour = (done, head, tail, below), "green" if well else "red"
+        self._set(done, head, tail, below)
+        self._colour = "green" if well else "red"
         if not well and self._handle is None and self._live is None:
             self._pending = "  ".join(filter(None, (self._pending or head, tail)))
 
@@ -150,14 +154,18 @@ class Bar:
                 tell("  ".join(filter(None, self._state[1:])))
         elif self._handle is not None:
             if not self._colour:
-                self._state = (*self._state[:2], "", self._state[3])
+                self._set(*self._state[:2], "", self._state[3])
             self._update()
         elif self._pending:
             self._print()
 
+    def _set(self, done: int, *words: str) -> None:
+        head, tail, below = (*map(printable, words), "", "")[:3]
+        self._state = done, head, tail, below
+
     def _print(self) -> None:
         self._printed = time.perf_counter()
-        print(self._pending, file=sys.stderr, flush=True)
+        tell(self._pending)
         self._pending = ""
 
     def _update(self) -> None:

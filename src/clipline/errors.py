@@ -29,8 +29,8 @@ class CliplineError(Exception):
     """
 
     def __init__(self, message: str = "", hint: str = "") -> None:
-        super().__init__(printable(f"{message}: {hint}" if hint else message))
-        self.hint = printable(hint)
+        super().__init__(_bounded(f"{message}: {hint}" if hint else message))
+        self.hint = _bounded(hint)
 
 
 class SettingError(CliplineError, ValueError):
@@ -66,9 +66,13 @@ class HopelessNoiseWarning(UserWarning):
 
 def printable(text: str) -> str:
     """The text as a terminal may show it: line ends stay, and control characters are written as Python writes them."""
-    if len(text) > _LONGEST:
-        text = f"{text[:_LONGEST]}..."
+    if text.isprintable():
+        return text
     return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
+
+
+def _bounded(text: str) -> str:
+    return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
 
 
 def refuse(name: str, value: object, limit: str, way_out: str) -> SettingError:

@@ -180,9 +180,17 @@ def test_flags_override_the_file_which_overrides_what_the_task_says(mine, tmp_pa
     settings = tomllib.loads((tmp_path / "run" / "settings.toml").read_text())
     assert (settings["rounds"], settings["client_lr"], settings["epsilon"]) == (2, 0.2, 5.0)
     assert "noise_multiplier" not in settings
-    code, _, err = mine("train", "--config", "run/settings.toml", "--out", "again")
-    assert code == 0, err
     assert json.loads(out)["epsilon"] <= 5
+    # A file that only the settings name is not run, as whoever wrote them chose it.
+    code, _, err = mine("train", "--config", "run/settings.toml", "--out", "again")
+    assert code == 2
+    assert "no code is run that you have not named" in err
+    assert "clipline train mine.py --config run/settings.toml" in err
+    assert not (tmp_path / "again").exists()
+    code, _, err = mine("train", "--model", "mine.py", "--config", "run/settings.toml", "--out", "again")
+    assert code == 0, err
+    code, _, err = mine("train", "mine.py", "--model", "mine.py", "--data", "store")
+    assert "model='mine.py' must be the file FILE.py of a task, in the place of TASK: give one of the two" in err
 
 
 def test_an_interrupted_run_of_ones_own_is_resumed(mine, tmp_path, monkeypatch):

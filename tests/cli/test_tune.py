@@ -67,7 +67,7 @@ def planned(run):
 def test_a_task_of_ones_own_from_the_search_to_the_final_training(mine, tmp_path):
     code, out, err = mine("tune", "mine.py", *ASKED, *FLAGS, "--data", "private.npz")
     assert code == 0, err
-    assert "clipline train --config tuned/final.toml" in out
+    assert "clipline train mine.py --config tuned/final.toml" in out
     for step in ("step 1 of 3", "step 2 of 3", "step 3 of 3"):
         assert step in err
     final = tomllib.loads((tmp_path / "tuned/final.toml").read_text(encoding="utf-8"))
@@ -107,7 +107,7 @@ def test_a_task_of_ones_own_from_the_search_to_the_final_training(mine, tmp_path
     kept = {name: (tmp_path / "tuned" / name).read_bytes() for name in ("final.toml", "tune.json", "tune.html")}
     code, other, err = mine("tune", "mine.py", *ASKED, *FLAGS, "--data", "private.npz", "--epsilon", 1)
     assert code == 0, err
-    assert "clipline train --config tuned/final-epsilon-1.toml" in other
+    assert "clipline train mine.py --config tuned/final-epsilon-1.toml" in other
     stricter = tomllib.loads((tmp_path / "tuned/final-epsilon-1.toml").read_text(encoding="utf-8"))
     assert stricter["max_epsilon"] == 1
     assert "tune-epsilon-1.html" in (tmp_path / "tuned/final-epsilon-1.toml").read_text(encoding="utf-8")
@@ -122,7 +122,8 @@ def test_a_task_of_ones_own_from_the_search_to_the_final_training(mine, tmp_path
     assert plain["count_stddev"] == plain["cohort_size"] / 20
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "tuned/runs").iterdir()}.items() >= before.items()
     # And what it wrote trains: on the private users, with the promise that was asked for.
-    code, out, err = mine("train", "--config", "tuned/final.toml", "--workers", 1, "--out", "trained", "--json")
+    flags = ["--config", "tuned/final.toml", "--workers", 1, "--out", "trained", "--json"]
+    code, out, err = mine("train", "mine.py", *flags)
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])["epsilon"] <= 4
     code, out, err = mine("report", "tuned")
@@ -168,7 +169,8 @@ def test_a_search_on_the_private_data_is_charged_as_a_whole(mine, tmp_path):
     for name in ("tuned/tune.json", "tuned/tune.html"):
         assert str(seed) not in (tmp_path / name).read_text(encoding="utf-8")
     # The final training is the chosen run, made again: the same metric, to the last digits.
-    code, out, err = mine("train", "--config", "tuned/final.toml", "--workers", 1, "--out", "trained", "--json")
+    flags = ["--config", "tuned/final.toml", "--workers", 1, "--out", "trained", "--json"]
+    code, out, err = mine("train", "mine.py", *flags)
     assert code == 0, err
     record = StudyDirectory.existing(tmp_path / "tuned/private").record(facts["chosen"]["run"])
     assert json.loads(out.splitlines()[-1])["metric"] == pytest.approx(record.final["accuracy"])

@@ -13,7 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ..console import fail, rendered, say, tell
-from ..errors import CliplineError
+from ..errors import CliplineError, printable
 from ..lazy_names import lazily
 
 if TYPE_CHECKING:
@@ -69,4 +69,4 @@ def _form_warning(message: Warning | str, category: type[Warning], *place: Any, 
     """How a warning is printed: one of ours as a sentence, without the place in the code; others as usual."""
     if category.__module__.split(".")[0] == __name__.split(".")[0]:
         return rendered(f"warning: {message}", sys.stderr)
-    return _usual_form(message, category, *place, **options)
+    return printable(_usual_form(message, category, *place, **options))

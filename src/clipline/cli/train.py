@@ -39,6 +39,7 @@ _OF_DATA = ("population_size", "test_users")  # what a file says of its own data
 def train(
     task: str | None,
     config: Path | None,
+    model: str | None,
     out: Path | None,
     resume: Path | None,
     as_json: bool,
@@ -52,7 +53,13 @@ def train(
     Ctrl-C ends after the round, with exit code 130; --resume goes on.
     """
     given = {name: value for name, value in flags.items() if value is not None}
+    if model is not None:
+        if task is not None or not is_task_file(model):
+            raise refuse("model", model, "the file FILE.py of a task, in the place of TASK", "give one of the two")
+        task = model
     if resume is None:
+        if task is None and config is not None:
+            _refuse_unnamed(config, str(config), f"--config {shlex.quote(str(config))}")
         return run(*resolve(task, config, given), out, None, as_json, tensorboard=tensorboard, report=not no_report)
     if given.keys() - {"data", "workers"} or config or out:
         raise SettingError(
@@ -82,11 +89,19 @@ def _check_named(task: str | None, run: Path, flags: str) -> None:
     stored = str(settings.get("task", DEFAULT_TASK))
     if task is not None and _file_name(task) != _file_name(stored):
         raise refuse("task", task, f"{stored!r}, which the run in {str(run)!r} was made with", "give that")
-    if task is None and is_task_file(stored):
+    if task is None:
+        _refuse_unnamed(run / "settings.toml", str(run), f"--resume {shlex.quote(str(run))}{flags}")
+
+
+def _refuse_unnamed(settings: Path, where: str, flags: str) -> None:
+    """Refuse to run a Python file that only these settings name: whoever wrote them chose that name."""
+    from ..tasks.train_settings import read_toml
+
+    stored = str(read_toml(settings).get("task", DEFAULT_TASK))
+    if is_task_file(stored):
         raise RunError(
-            f"the model of {str(run)!r} is defined in the file {stored[:200]!r}, and no code is run that you have not "
-            f"named: read that file, then clipline train {shlex.quote(stored[:200])} --resume "
-            f"{shlex.quote(str(run))}{flags}"
+            f"the model of {where!r} is defined in the file {stored[:200]!r}, and no code is run that you have not "
+            f"named: read that file, then clipline train {shlex.quote(stored[:200])} {flags}"
         )
 
 
@@ -433,6 +448,7 @@ command = Command(
         Argument(["task"], required=False, help=_TASKS),
         *flags_for(name for name in SETTINGS if name != "task"),
         _option(["--config"], type=PATH, help="Settings as TOML; flags override it."),
+        _option(["--model"], metavar="FILE.py", help="The same as TASK; a file that only --config names is not run."),
         _option(["--out"], type=PATH, unset="runs/...", help="Run directory, new or empty."),
         _option(["--resume"], type=PATH, help="Go on with an interrupted run directory."),
         _option(["--tensorboard"], is_flag=True, help="Write TensorBoard's event files into the run directory too."),

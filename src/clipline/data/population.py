@@ -19,7 +19,7 @@ from ..errors import PopulationError, SettingError, check_number, check_whole, r
 from ..privacy.events import GaussianEvent
 from ..random.streams import Streams
 from .array_checks import check_field, check_finite, check_ids, check_user_ids, checked_offsets, overlapping
-from .chunks import short
+from .chunks import check_regular, short
 from .column_options import ZERO_UPDATE, ColumnOptions, charges_of
 from .fields import ColumnErrors, fields_of_arrays
 from .fingerprint import fingerprint
@@ -659,6 +659,7 @@ def _opened_field(folder: Path, name: str, packed: Any) -> Field:
 
 def _mapped(path: Path) -> NDArray[Any]:
     """An `.npy` file as a memory map."""
+    check_regular(path)
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways

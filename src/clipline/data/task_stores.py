@@ -1,6 +1,6 @@
 """Public data sets that installed packages know, and the prepared data of a task: a folder with its two stores.
 
-Neither torch nor NumPy is imported here, so that `clipline tasks` is fast.
+Torch is not imported here, so that `clipline tasks` is fast.
 """
 
 from __future__ import annotations

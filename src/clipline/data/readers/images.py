@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import PopulationError, check_choice, check_whole, refuse
+from .tables import whole_table
 
 _MODES = {1: "L", 3: "RGB"}  # Pillow's names
 _KINDS = ("PNG", "JPEG")
@@ -52,28 +53,19 @@ def table_of(table: Any, user: str, path: str) -> Any:
 
     A mapping has columns by name, or files and their users.
     """
+    if isinstance(table, str | Path):
+        return whole_table(table, as_text=(user, path))
+    if not isinstance(table, Mapping):
+        return table
     import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet
 
+    columns = table if user in table else {path: list(table), user: list(table.values())}
     try:
-        if isinstance(table, Mapping):
-            columns = table if user in table else {path: list(table), user: list(table.values())}
-            return pa.table({name: pa.array(list(values)) for name, values in columns.items()})
-        if isinstance(table, str | Path):
-            if Path(table).suffix == ".parquet":
-                return pyarrow.parquet.read_table(table)
-            if Path(table).suffix == ".csv":
-                typed = pyarrow.csv.ConvertOptions(column_types={user: pa.string(), path: pa.string()})
-                return pyarrow.csv.read_csv(table, convert_options=typed)
-            raise refuse(
-                "table", str(table), "a dataframe, a dict, or a file that ends in .csv or .parquet", "give one"
-            )
-    except (pa.ArrowException, OSError, TypeError) as error:
+        return pa.table({name: pa.array(list(values)) for name, values in columns.items()})
+    except (pa.ArrowException, TypeError) as error:
         raise PopulationError(
             f"the table of pictures cannot be read ({type(error).__name__}): give columns {user!r} and {path!r}"
         ) from None
-    return table
 
 
 def _pillow() -> Any:

@@ -20,7 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import PopulationError
-from ..chunks import CHUNK_BYTES, FieldChunk, Progress, Text, columns_of, existing_file, no_progress, short
+from ..chunks import (
+    CHUNK_BYTES,
+    ROW_BYTES,
+    FieldChunk,
+    Progress,
+    Text,
+    columns_of,
+    existing_file,
+    no_progress,
+    row_bytes,
+    row_too_long,
+    short,
+)
 from ..column_options import NO_OPTIONS, ColumnOptions
 from ..fields import check_length_fields, list_fields, not_numbers, places_without_number
 from ..packed_field import Field
@@ -32,6 +44,7 @@ _SEPARATORS = (b",", b";", b"\t")  # of CSV, the usual one first
 _DECIMAL_COMMA = r"^\s*[-+]?\d+,\d+\s*$"
 _QUOTED = rb'"[^"]*+(?:""[^"]*+)*+"'  # a value of CSV, where it stands at the start of a cell
 CSV_BYTES = 1 << 20  # of a block of CSV, of which Arrow reads some dozens ahead; a row has no more
+_ROW_BYTES = 16 << 20  # of a row of other tables
 _OPEN_QUOTE = "a quote opens a value of CSV and is never closed"
 _WAY_OUT = f"give a file that ends in {', '.join(_KINDS)}; .csv, .tsv and .jsonl also with {', '.join(_CODECS)}"
 
@@ -76,6 +89,7 @@ def whole_table(path: str | Path, options: ColumnOptions = NO_OPTIONS, *, as_tex
     file = existing_file(path)
     try:
         if kind == ".parquet" and codec is None:
+            _parquet_bytes(file, pq.read_metadata(file))
             return pq.read_table(file)
         if kind in (".csv", ".jsonl"):
             with file.open("rb") as raw, _opened(raw, codec) as stream:
@@ -131,17 +145,37 @@ def _parquet(
             names = columns_of(repr(str(file)), table.schema_arrow.names, user_column, fields)
             options.check_columns(names)
             check_length_fields(names, options)
-            total, size, rows = table.metadata.num_rows, file.stat().st_size, 0
-            groups = (table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups))
-            width = sum(groups) // max(total, 1) + 8 * sum(options.lengths.values())
+            total, size, rows, limit = table.metadata.num_rows, file.stat().st_size, 0, row_bytes(_ROW_BYTES)
+            width = _parquet_bytes(file, table.metadata, {user_column, *names}) // max(total, 1)
+            width += 8 * sum(options.lengths.values())
             at_once = max(1, min(65536, CHUNK_BYTES // max(width, 1)))
             for batch in table.iter_batches(at_once, columns=[user_column, *names], use_threads=False):
+                if batch.nbytes > limit and any(batch.slice(i, 1).nbytes > limit for i in range(batch.num_rows)):
+                    raise row_too_long(f"a row of {str(file)!r}", limit)
                 part = validated(batch, [user_column, *names])
                 yield arrow_chunk(repr(str(file)), part, user_column, names, text, options, rows)
                 rows += batch.num_rows
                 progress(size * rows // max(total, 1), size)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise PopulationError(f"{str(file)!r} cannot be read as Parquet ({short(error)}): copy it again") from None
+
+
+def _parquet_bytes(file: Path, metadata: Any, wanted: set[str] | None = None) -> int:
+    """About what some or all columns take in memory: a long run of one value is short in the file.
+
+    Refused before anything is read: a group whose rows have more bytes than the limit on average.
+    """
+    total, limit = 0, row_bytes(_ROW_BYTES)
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        size = 0
+        for column in map(group.column, range(group.num_columns)):
+            name = column.path_in_schema  # of lists `x.list.element`
+            if wanted is None or name in wanted or name.partition(".")[0] in wanted:
+                size += max(8 * column.num_values, column.total_uncompressed_size)
+        if size > limit * group.num_rows:
+            raise row_too_long(f"a row of {str(file)!r}", limit)
+        total += size
+    return total
 
 
 def _lines(
@@ -219,7 +253,8 @@ def _rows(stream: Any, as_text: set[str], file: Path) -> Iterator[Any]:
     import pyarrow.csv
 
     lines = _Csv(stream)
-    whole = pyarrow.csv.ReadOptions(use_threads=False, block_size=CSV_BYTES)
+    limit = row_bytes(CSV_BYTES)
+    whole = pyarrow.csv.ReadOptions(use_threads=False, block_size=limit)
     parsed = pyarrow.csv.ParseOptions(delimiter=lines.delimiter, newlines_in_values=True)
     typed = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(as_text, pa.string()))
     names: list[str] = []
@@ -234,7 +269,10 @@ def _rows(stream: Any, as_text: set[str], file: Path) -> Iterator[Any]:
         if found := re.search(r"CSV column #(\d+): Row #(\d+): .*: invalid value", str(error)):
             raise _mixed(file, names[int(found[1])], f"line {found[2]}") from None
         if "straddling" in str(error):
-            raise pa.ArrowInvalid(f"a row has more than {CSV_BYTES} bytes, or {_OPEN_QUOTE}") from None
+            raise PopulationError(
+                f"{str(file)!r} cannot be read ({_OPEN_QUOTE}, or a row has more than {limit} bytes): mend it; the "
+                f"environment variable {ROW_BYTES} sets the limit for a row"
+            ) from None
         raise
     if any(value not in (None, "") for value in batch.slice(batch.num_rows - 1).to_pylist()[0].values()):
         raise pa.ArrowInvalid(_OPEN_QUOTE)
@@ -279,7 +317,8 @@ def _objects(stream: Any, file: Path, every_key: bool = False) -> Iterator[Any]:
     import pyarrow as pa
 
     lines, kinds, before, done = io.BufferedReader(stream), dict[str, Any](), 0, 0
-    while block := lines.readlines(CHUNK_BYTES // 4):  # as Python objects they take far more
+    limit = row_bytes(_ROW_BYTES)
+    for block in _blocks(lines, limit, file):
         rows = [_object(line, file, number) for number, line in enumerate(block, done + 1) if line.strip()]
         done += len(block)
         for name in dict.fromkeys(key for row in rows for key in row):
@@ -297,6 +336,22 @@ def _objects(stream: Any, file: Path, every_key: bool = False) -> Iterator[Any]:
         before += len(rows)
         if rows:
             yield pa.RecordBatch.from_pydict(columns)
+
+
+def _blocks(lines: Any, limit: int, file: Path) -> Iterator[list[bytes]]:
+    """Lines, some at a time, as they take far more as Python objects; one of more bytes than the limit is refused."""
+    block, size, done = list[bytes](), 0, 0
+    while line := lines.readline(limit + 1):
+        done += 1
+        if len(line) > limit:
+            raise row_too_long(f"line {done} of {str(file)!r}", limit)
+        block.append(line)
+        size += len(line)
+        if size >= CHUNK_BYTES // 4:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
 
 
 def _object(line: bytes, file: Path, number: int) -> dict[str, Any]:
@@ -411,6 +466,8 @@ class _Member:
             raise ValueError(f"{name} holds Python objects, save numbers or fixed-width text")
         self.rows = self.shape[0] if self.shape else 0
         self.width = self.dtype.itemsize * math.prod(self.shape[1:])
+        if self.rows and self.width > (limit := row_bytes(_ROW_BYTES)):
+            raise row_too_long(f"a row of {name}", limit)
 
     def take(self, rows: int) -> NDArray[Any]:
         """The next rows."""

@@ -7,6 +7,7 @@ import html
 import io
 import json
 import math
+import shlex
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +21,7 @@ from ...plotting import ACCENT, PALETTE, new_figure, save_figure
 from ...privacy.guarantee import Guarantee, delta_rounded_up, rounded_up
 from ...privacy.planning import plan
 from ...settings import toml_text
-from ...tasks import title_name
+from ...tasks import is_task_file, title_name
 from ...training import durable
 from ..directory import CLAIMS, STUDY
 from .private_search import FOLDER, PrivatelyTuned
@@ -285,7 +286,10 @@ def _commands(answer: Answer, files: Files) -> list[str]:
     known = answer.question.private_data is not None or not answer.question.trial.stored
     data = "" if known else " --data DATA"
     curves = [] if isinstance(answer, PrivatelyTuned) else [f"clipline report {files.folder}"]
-    return [f"clipline plan --config {files.final}", f"clipline train --config {files.final}{data}", *curves]
+    task = answer.question.trial.task
+    named = f"{shlex.quote(task)} " if is_task_file(task) else ""  # no code runs that is not named
+    train = f"clipline train {named}--config {files.final}{data}"
+    return [f"clipline plan --config {files.final}", train, *curves]
 
 
 def _cautions(answer: Answer) -> list[str]:
