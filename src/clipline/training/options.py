@@ -84,7 +84,7 @@ class Compute:
     `engine` is "one-by-one", "stacked" (many users as one program) or "auto". `precision` is that of the training,
     "float32", "tf32" or "bf16"; sums and noise are float64. `workers` processes of this machine share each cohort;
     "torchrun": those that torchrun started; None: those, or one a core where there is no GPU. `row_fields` names
-    parameters of which a user's data touch few rows, see docs/engine.md. `fast` switches single fast parts.
+    parameters of which a user's data touch few rows, see docs/explanation/engine.md. `fast` switches single fast parts.
     """
 
     # A library takes a GPU and other cores only if told so; the command line has "auto" and None for these two.
@@ -100,7 +100,7 @@ class Compute:
         if not isinstance(self.fast, FastParts):
             raise refuse("fast", self.fast, "a FastParts", "give FastParts(prefetch=False), say")
         if not isinstance(self.row_fields, Mapping):
-            raise refuse("row_fields", self.row_fields, "a mapping from parameters to fields", "see docs/engine.md")
+            raise refuse("row_fields", self.row_fields, "a mapping from parameters to fields", "see engine.md")
 
     def resolved(self, parameters: int, cohort_size: int) -> Compute:
         """The same with a torch device and a number of workers in place of "auto" and None.

@@ -24,7 +24,7 @@ class FastParts:
     straggler_streams: bool = True  # on a GPU: users with many more steps run on a stream beside the others
     kernels: bool = True  # on a GPU: convolution, pooling, group norm, LSTM and sums of updates by kernels of our own
     kernels_ahead: bool = True  # on a GPU: those are compiled in threads before training, all at once
-    single_step: bool = True  # on CPU cores: users of one example share the round's weights, see docs/example_level.md
+    single_step: bool = True  # on CPU cores: users of one example share the round's weights, see example_level.md
     prefetch: bool = True  # the next round's cohort and noise are drawn while this one ends
     device_noise: bool = True  # on a GPU: it draws the noise itself, the same numbers as processor cores
 
