@@ -32,7 +32,11 @@ SMALLEST_STDDEV = 1e-200  # far above the smallest float64: near those, noise co
 @refuses_unknown_keywords
 @dataclass(frozen=True)
 class IndependentNoise:
-    """Fresh noise in every round, as in the paper."""
+    """Fresh noise in every round, as in the paper.
+
+    Example:
+      >>> cl.Training(model, loss, people, noise=cl.IndependentNoise(), ...)
+    """
 
 
 @refuses_unknown_keywords
