@@ -293,7 +293,7 @@ class EarlyStopping(Callback):
 
     `metric` is the name of one that an `Evaluate` of the same run measures, on users outside the training. Better is
     lower (`mode="min"`) or higher ("max") than the best so far by more than `min_delta`; NaN never is. Left out, `mode`
-    is "min" for a loss, an error or a perplexity by the metric's name (loss, mse, err; docs/callbacks.md has the rule)
+    is "min" for a loss, an error or a perplexity by the metric's name (loss, mse, err; callbacks.md has the rule)
     and "max" for everything else. Training waits for each measurement, so that the same run always stops after the same
     round.
 

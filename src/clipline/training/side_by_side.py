@@ -34,7 +34,7 @@ def run_together(
     `callbacks` holds a list for each training.
 
     The users of all runs are shared among as many processes as the training with most `workers` has; what is said of
-    workers in docs/workers.md holds for these. Noise is drawn and models move in this process alone.
+    workers in docs/howto/workers.md holds for these. Noise is drawn and models move in this process alone.
 
     For study, `unprivate_watch` wraps the trainer of all users, and so sees every update before it is clipped: the
     guarantee does not cover what it tells. One worker only.

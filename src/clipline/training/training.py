@@ -146,7 +146,7 @@ class Training:
     otherwise. Released models are public, so their average costs no privacy.
     `personal` names parameters (or patterns, "user_vector.*") that stay with their user from round to round: they train
     with the others, start from the model's own values, and are neither clipped, summed nor released. They are private
-    data outside the guarantee, see docs/guarantees.md; `unprivate_personal` shows them. Poisson sampling only.
+    data outside the guarantee, see guarantees.md; `unprivate_personal` shows them. Poisson sampling only.
     `upload` encodes what users send as a federation would, to study its accuracy here: `SecureSum`, `Quantised` or
     `RandomMask`. One process then trains all users.
     """
