@@ -210,18 +210,30 @@ def load(
     classes: str | Sequence[str] | None = None,
     device: torch.device | str = "cpu",
 ) -> SavedModel:
-    """The model in a folder of `TrainResult.save`, `RunDirectory` or `clipline train`, with its guarantee.
+    """Load the model in a folder of `TrainResult.save`, `RunDirectory` or `clipline train`, with its guarantee.
 
-    A folder holds numbers and text, and no code. So `model` says what they belong to: an untrained module of the same
-    class and shapes, which is copied, or a function that makes one. For a run of `clipline train FILE.py` it is the
-    path of that file, as text, which is run; one that has changed since is warned of. For a run of one of clipline's
-    own tasks it is left out. No file is run that you do not name, whatever the folder says.
+    A folder holds numbers and text, and no code. Nothing is unpickled, and no file is run that you do not name.
 
-    A model with other parameters, shapes or types is refused; one with the same ones and other layers is warned of.
-    `predict(model, batch)` makes the predictions of a batch, which maps field names to tensors; see
-    `SavedModel.predict`. `classes` are the names of the model's outputs, in their order, or the field that is
-    predicted: its categories are then the names, or 0, 1, ... where it has none. Left out, it is the `LABEL` of the
-    task's file. Nothing is unpickled.
+    Args:
+      path: The folder.
+      model: What the numbers belong to: an untrained module of the same class and shapes, which is copied, or a
+        function that makes one. For a run of `clipline train FILE.py` it is the path of that file, which is run. For a
+        run of one of clipline's own tasks leave it out.
+      predict: `predict(model, batch)` makes the predictions of a batch, which maps field names to tensors.
+      classes: Names of the model's outputs in order, or the field that is predicted, whose categories are then the
+        names. Left out, it is the `LABEL` of the task's file.
+      device: Where the model goes.
+
+    Returns:
+      The model in eval mode, its guarantee, and `predict`.
+
+    Raises:
+      RunError: If the folder holds no model.
+      ModuleError: If the model has other parameters, shapes or types.
+
+    Example:
+      >>> saved = cl.load("runs/rides", model=make_model)
+      >>> saved.predict("new_rides.parquet")
     """
     folder = checked_path(path)
     if predict is not None and not callable(predict):

@@ -128,22 +128,36 @@ class TrainResult:
         return module
 
     def save(self, path: str | Path) -> Path:
-        """Write the model, its guarantee and its settings into a new or empty folder, for `clipline.load`.
+        """Write the model, its guarantee and its settings into a folder, for `clipline.load`.
 
-        model.safetensors has everything; card.md is the same to read and card.json for programs. All of it is
-        released: the seed, the data and the times of rounds are not in it. Nothing is pickled. Adapters of PEFT are
-        also written in PEFT's own format.
+        model.safetensors has everything; card.md is the same to read and card.json for programs. All of it is released:
+        the seed, the data and the times of rounds are not in it. Nothing is pickled. Adapters of PEFT are also written
+        in PEFT's own format.
+
+        Args:
+          path: A new or empty folder.
+
+        Returns:
+          The folder.
+
+        Raises:
+          RunError: If the folder has something in it.
         """
         from .model_card import save_result
 
         return save_result(self, Path(path))
 
     def history(self, *, unprivate_timing: bool = False) -> dict[str, list[Any]]:
-        """The rounds of this call as columns by name, as in metrics.jsonl: `pandas.DataFrame(result.history())`.
+        """The rounds of this call as columns by name, as in metrics.jsonl.
 
-        Where a round has no number there is None: a metric that was not measured, and of 200 rounds or more the epsilon
-        and delta of those between every hundredth part of them. How long rounds took is left out unless
-        `unprivate_timing`.
+        Where a round has no number there is None: a metric that was not measured, or an epsilon that was not accounted.
+        Of 200 rounds or more, about a hundred have an epsilon.
+
+        Args:
+          unprivate_timing: Add how long rounds took, which the guarantee does not cover.
+
+        Returns:
+          A list for each column: `pandas.DataFrame(result.history())`.
         """
         return history(self.reports, unprivate_timing)
 
