@@ -63,7 +63,20 @@ class OtherCodeWarning(UserWarning):
 
 @dataclass(frozen=True, eq=False)
 class SavedModel:
-    """A trained model in eval mode, its guarantee, and what is known of its training."""
+    """A trained model in eval mode, its guarantee, and what is known of its training. `load` returns it.
+
+    Args:
+      model: The module.
+      guarantee: What is promised.
+      metrics: What was measured last.
+      card: The content of card.json.
+      function: Makes the predictions of a batch.
+      classes: Names of the outputs, or the field that is predicted.
+      personal: Whether the training had personal parameters.
+
+    Example:
+      >>> saved = cl.load("models/rides", model=make_model)
+    """
 
     model: nn.Module = field(repr=False)
     guarantee: Guarantee
@@ -84,26 +97,31 @@ class SavedModel:
         keep: Sequence[str] = (),
         batch_size: int = 256,
     ) -> Any:
-        """What the model says of each example, as a NumPy array (examples, ...), or several by name.
+        """What the model says of each example.
 
-        Where classes are known, see `load`, and a row has a number for each, it gives columns by name: `prediction`,
-        the most likely class, and `probability_NAME` for each class (`score_NAME` if they do not add up to 1). `keep`
-        names columns of the data, such as an id, which come first, as they are; the answer then has names too, and what
-        has none is called `prediction`. Of a population "user" is the id of each example's user.
+        Rows keep their order; those of a population are user by user. Columns that the training did not have are not
+        read, and labels may be missing. The column options of the training's population are applied to tables and
+        mappings, which have columns as they were before.
 
-        `data` is a dataframe (pandas, polars, pyarrow), a table file (Parquet, CSV, JSONL, NPZ), a `Population` or the
-        folder of one, a mapping from fields to arrays, or a single array or tensor. Rows keep their order; those of a
-        population are user by user. Columns that the training did not have are not read, and labels may be missing.
-        The column options of the training's population (fill, categories, timestamps, lengths, scale) are applied to
-        tables and mappings, which have columns as they were before. Numbers become what they were in the training:
-        fractions take the model's type, whole numbers where the training had fractions become fractions, and a batch
-        has the types that it had there (the codes of categories are int64).
+        Args:
+          data: A dataframe, a table file (Parquet, CSV, JSONL, NPZ), a `Population` or the folder of one, a mapping
+            from fields to arrays, or a single array or tensor.
+          text: The function that the training's population was made with, for columns of text. Functions are not
+            stored.
+          keep: Columns of the data, such as an id, that come first in the answer. Of a population "user" is the id of
+            each example's user.
+          batch_size: Examples of a batch.
 
-        A column of text needs the function `text` that the training's population was made with, as in
-        `Population.from_dataframe`: functions are not stored.
+        Returns:
+          An array (examples, ...), or several by name. If classes are known there are `prediction`, the most likely
+          class, and `probability_NAME` for each class (`score_NAME` if they do not add up to 1).
 
-        The function `predict` of `load` or of the task's file is asked. Without one the model is called: with the
-        fields that the arguments of its `forward` name, else with the only field there is.
+        Raises:
+          PopulationError: If a column is missing or cannot become its field.
+          SettingError: If `keep` or `classes` does not fit the answer.
+
+        Example:
+          >>> cl.load("models/rides", model=make_model).predict("new_rides.parquet")
         """
         check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")
         trained: Mapping[str, Any] = self.card.get("fields", {})

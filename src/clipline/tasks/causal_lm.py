@@ -39,7 +39,7 @@ def causal_lm_loss(model: nn.Module, batch: Batch) -> Tensor:
       One number for each sequence, 0 for one without tokens to predict.
 
     Raises:
-      SettingError: If the batch lacks "input_ids", or its shapes do not fit.
+      KeyError: If the batch lacks "input_ids".
 
     Example:
       >>> cl.Training(model, cl.causal_lm_loss, people, ...)

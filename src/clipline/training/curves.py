@@ -37,9 +37,6 @@ class Curves(Callback):
       metric: Name of the metric to draw. Left out, it is the first that was measured.
       title: Stands above the figure, before the guarantee.
 
-    Raises:
-      SettingError: If `path` does not end in .png.
-
     Example:
       >>> training.run([cl.Evaluate(test, accuracy), cl.Curves("curves.png")])
     """

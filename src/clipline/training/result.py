@@ -23,7 +23,7 @@ Stopped = Literal["finished", "budget", "early", "interrupted"]
 
 @dataclass(frozen=True, eq=False)
 class RoundReport:
-    """What may be shown and stored of one round: released numbers, and metrics on users outside the population."""
+    """What one round released, and what was measured after it. Callbacks are given it."""
 
     round_index: int
     clip: float  # that clipped in this round
@@ -71,17 +71,28 @@ def history(reports: Sequence[RoundReport], unprivate_timing: bool = False) -> d
 
 @dataclass(frozen=True, eq=False)
 class TrainResult:
-    """A trained model and the guarantee that covers everything seen on the way.
+    """A trained model and the guarantee that covers everything released on the way. `Training.run` returns it.
 
     It holds neither the data nor the loss. `torch.save` and pickle store it if they can store the model itself.
 
-    `findings` says what went wrong, a sentence each with what to do; a training that looks well has none. `best` has
-    the main metric's best and last values. `model_rounds` tells after how many rounds `model` was released: all that
-    were run, unless the best model was asked for. `state` is always that of the last round.
+    Args:
+      model: The trained module: the last one, the best one if that was asked for, or the average of the released
+        models.
+      state: What came of the last round.
+      guarantee: What is promised.
+      metrics: Those of `model`. Names such as `last/accuracy` are of the last model.
+      reports: What each round released.
+      stopped: Why the run ended: "finished", "budget", "interrupted" or "early".
+      about: Facts that are stored with the model.
+      findings: What went wrong, a sentence each with what to do. A training that looks well has none.
+      best: The main metric's best and last values.
+      model_rounds: After how many rounds `model` was released.
+      released_names: Names of the parameters that were released.
 
-    `model` is the average of the released models where `Training(average=...)` says so, as it does by default with
-    `ServerNormalised`. `averaged` and `last` are the two models after the last round, whichever `model` is; `averaged`
-    is None where no average was kept. `metrics` are those of `model`; names such as `last/accuracy` are of the last.
+    Example:
+      >>> result = training.run()
+      >>> print(result.guarantee, result.metrics)
+      >>> result.save("models/rides")
     """
 
     model: nn.Module = field(repr=False)
