@@ -32,8 +32,7 @@ from ..gpu.stragglers import StragglerStreams
 from ..gpu.streams import side_stream
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import IsolationError, exhausted, users_own
-from .agreement import check_agreement
-from .probe import MIN_ROOM, CannotStack, probe, vmap_reason
+from .probe import MIN_ROOM, CannotStack, check_agreement, probe, vmap_reason
 from .rounding import filled, fixed_size, one_thread
 from .step import StackStep
 

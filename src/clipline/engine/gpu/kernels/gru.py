@@ -14,8 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core.products import product_of_rows
-from ...core.vmap_axis import users_first
+from ...core.vmap_axis import product_of_rows, users_first
 
 
 @torch.library.custom_op("clipline::stacked_gru", mutates_args=())
