@@ -174,13 +174,13 @@ def test_a_wrong_gradient_is_found_before_any_training(monkeypatch):
 def test_a_rounding_that_depends_on_the_place_is_found(monkeypatch):
     plain = plain_trainer(MODELS["mlp"], dtype=torch.float32)
     step = single_step.shared_step(plain.problem, plain.made_up)
-    assert single_step.equal_widths(plain.problem, plain.made_up, step, [8, 16, 24]) == [8, 16, 24]
-    tilted = single_step.FactoredUpdates
+    assert single_step.equal_widths(plain.problem, plain.made_up, step, [32, 64, 96]) == [32, 64, 96]
 
-    def wrong(start, inputs, outputs):
-        return tilted(start, inputs, outputs * (1 + 1e-6 * torch.arange(len(outputs))[:, None, None]))
+    class Tilted(single_step.FactoredUpdates):
+        def __init__(self, start, inputs, outputs):
+            super().__init__(start, inputs, outputs * (1 + 1e-6 * torch.arange(len(outputs))[:, None]))
 
-    monkeypatch.setattr(single_step, "FactoredUpdates", wrong)
+    monkeypatch.setattr(single_step, "FactoredUpdates", Tilted)
     with pytest.raises(CannotStack, match="rounded otherwise at another place"):
         single_step.equal_widths(plain.problem, plain.made_up, step, [8, 16])
 

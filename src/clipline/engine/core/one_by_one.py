@@ -27,7 +27,7 @@ from .batches import plan_steps
 from .local_optimisers import SingleUser
 from .precision import kernels_switched
 from .problem import Problem, UserSteps, check_finite_loss
-from .row_fields import TouchedRows, build_updates, renumber_rows, starting_params, touched
+from .row_fields import RowUsage, TouchedRows, build_updates, renumber_rows, starting_params
 from .updates import Dense, Updates
 from .user_random import random_layer_keys
 from .working_model import LossOf
@@ -315,7 +315,7 @@ def check_rows(problem: Problem, made_up: Callable[[int], Batch], count: int) ->
     one = {name: field.unsqueeze(0) for name, field in made_up(count).items()}
     shapes = problem.model.named_shapes
     for name, field in problem.row_fields.items():
-        rows, places = touched(one[field], shapes[name][0])
+        rows, places = RowUsage(one[field], shapes[name][0]).touched()
         if rows.rows.shape[1] == shapes[name][0]:
             continue  # they touch every row: there is no spare one
         spare = F.pad(rows.rows, (0, 1))

@@ -55,9 +55,6 @@ from .probe import NEIGHBOURS, CannotStack, compare, compare_neighbours, other_l
 from .rounding import full_grain
 from .vmap_layers import Bypass, StackSafe
 
-# A sum of outer products is kept as factors if all pairs of them take so many times fewer operations than the sum
-# itself: pairs are multiplied in float64, and the sum is then formed anyway, over all users at once.
-_FACTORS_PAY = 8
 _PATCHED = 32  # images whose patches are formed at a time: more do not fit the cache
 
 Kind = Literal["linear", "convolution", "embedding"]
@@ -380,7 +377,7 @@ class SharedStep:
         return loss + zero  # batched, also where the loss uses no example
 
     def _piece(self, name: str, uses: Sequence[Use]) -> Piece:
-        """The updates of a shared weight: as factors, unless those take more work than the updates themselves."""
+        """The updates of a shared weight."""
         start, shape = self._starts[name], self._shapes[name]
         if uses[0].kind == "convolution":
             return Dense(start, sum((use.gradients for use in uses[1:]), uses[0].gradients))
@@ -388,9 +385,8 @@ class SharedStep:
         outputs = _joined([use.gradients for use in uses])
         if uses[0].kind == "embedding":
             return _rows_of_embedding(start, shape[0], inputs, outputs)
-        positions, width, height = inputs.shape[1], inputs.shape[2], outputs.shape[2]
-        if positions == 1 or _FACTORS_PAY * positions * (width + height) < width * height:
-            return FactoredUpdates(start, inputs, outputs)
+        if inputs.shape[1] == 1:  # one outer product each
+            return FactoredUpdates(start, inputs[:, 0], outputs[:, 0])
         return Dense(start, outer_products(outputs, inputs))
 
 
