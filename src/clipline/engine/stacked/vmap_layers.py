@@ -424,11 +424,6 @@ class StackSafe(TorchFunctionMode):
         finally:
             StackSafe.replacing = before
 
-    @property
-    def any_invalid(self) -> bool:
-        """Whether an index or label was out of range; outside of vmap."""
-        return any(bool(invalid) for invalid in self._invalid)
-
     def spoiled(self, loss: Tensor) -> Tensor:
         """The loss, or NaN if an index or label was out of range."""
         for invalid in self._invalid:
