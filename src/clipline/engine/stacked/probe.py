@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,9 +43,7 @@ class CannotStack(ModuleError):
 def vmap_reason(error: Exception) -> str:
     """Why vmap did not run a step, in one line: the operation it has no rule for, or else the error's first line."""
     text = str(error).strip() or type(error).__name__
-    missing = re.search(
-        r"[Bb]atching rule.*? for (aten::[\w.]+\w)", text
-    )  # torch goes on to ask for an issue on GitHub
+    missing = re.search(r"[Bb]atching rule.*? for (aten::[\w.]+\w)", text)  # more follows, on reporting an issue
     return f"torch.func.vmap has no rule for {missing[1]}" if missing else text.splitlines()[0]
 
 
@@ -70,10 +68,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
     arguments, first, rows = made_up_step(problem, stack_step, like, problem.model.initial.unsqueeze(0))
     on_gpu = problem.device.type == "cuda"
     counting = CountWork(users=2)
-    with (
-        preserve_generators(),
-        problem.arithmetic("float32"),
-    ):  # float32: coarser arithmetic would blur the comparison
+    with preserve_generators(), problem.arithmetic("float32"):  # coarser arithmetic would blur the comparison
         try:
             stack_step.per_example, paddable = _check_padding(problem, made_up)
             unknown = paddable and _all_equal(made_up(width))
@@ -89,36 +84,43 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
     before = torch.cuda.memory_allocated(problem.device) if on_gpu else 0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(problem.device)
-    with preserve_generators(), problem.arithmetic():
-        try:
-            problem.isolation.seed(0)
-            states_before = generators_state()
-            with warnings.catch_warnings():
-                # vmap warns where it falls back to a loop over the users
-                warnings.filterwarnings("error", message=".*performance drop.*")
-                stack_step(*arguments)
-            problem.isolation.after_step()
-            with Bypass(), counting:  # type: ignore[no-untyped-call]
-                stack_step(*arguments)
-            if generators_state() != states_before:
-                raise CannotStack(
-                    f"model {type(problem.model.module).__name__} or its loss draws from NumPy's or Python's "
-                    "generator, which users in a stack would share"
-                )
-            problem.isolation.after_stack()
-        except CannotStack:
-            raise
-        except Exception as error:
-            if (told := exhausted(error)) is not None:
-                raise told from None
-            with suppress(ModuleError):  # one by one the change may be allowed
-                problem.isolation.after_stack()
-            reason = vmap_reason(error)
-            if any(getattr(part, "gradient_checkpointing", False) is True for part in problem.model.module.modules()):
-                reason = "gradient checkpointing has no version for a stack"  # as Hugging Face models name it
-            raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
+    with preserve_generators(), problem.arithmetic(), made_up_users(problem):
+        stack_step(*arguments)
+        problem.isolation.after_step()
+        with Bypass(), counting:  # type: ignore[no-untyped-call]
+            stack_step(*arguments)
     peak = torch.cuda.max_memory_allocated(problem.device) if on_gpu else 0
     return Probed(paddable and not unknown, unknown, max(1, (peak - before) // 2), counting.work)
+
+
+@contextmanager
+def made_up_users(problem: Problem) -> Iterator[None]:
+    """Around steps of made-up users. What fails, or draws numbers that users would share, is a `CannotStack`."""
+    problem.isolation.seed(0)
+    before = generators_state()
+    try:
+        with warnings.catch_warnings():
+            # vmap warns where it falls back to a loop over the users
+            warnings.filterwarnings("error", message=".*performance drop.*")
+            yield
+        if generators_state() != before:
+            raise CannotStack(
+                f"model {type(problem.model.module).__name__} or its loss draws from NumPy's or Python's generator, "
+                "which users in a stack would share"
+            )
+        problem.isolation.after_stack()
+    except CannotStack:
+        problem.isolation.after_user()
+        raise
+    except Exception as error:
+        if (told := exhausted(error)) is not None:
+            raise told from None
+        with suppress(ModuleError):  # one by one the change may be allowed
+            problem.isolation.after_stack()
+        reason = vmap_reason(error)
+        if any(getattr(part, "gradient_checkpointing", False) is True for part in problem.model.module.modules()):
+            reason = "gradient checkpointing has no version for a stack"  # as Hugging Face models name it
+        raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
 
 
 def made_up_step(
@@ -278,9 +280,8 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
         with preserve_generators(), problem.arithmetic("float32"), problem.model.unreadable():
             problem.isolation.seed(0)
             try:
-                stack_step(
-                    after, random_keys.clone(), {name: field.clone() for name, field in batch.items()}, kept, rates
-                )
+                own = {name: field.clone() for name, field in batch.items()}
+                stack_step(after, random_keys.clone(), own, kept, rates)
             finally:
                 problem.isolation.after_stack()
         along = [rates.view(-1, *[1] * (piece.ndim - 1)).double() for piece in after]

@@ -17,9 +17,7 @@ thread of 2 cores, 2026-11-16. Opacus takes 12.2 and 0.7 at best (benchmarks/aga
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from itertools import accumulate
@@ -48,10 +46,18 @@ from ..core.updates import Dense, FactoredUpdates, Piece, Rows, Updates
 from ..core.user_random import random_layer_keys
 from ..core.vmap_axis import is_batched
 from ..core.working_model import LossOf, WorkingModel
-from ..isolation.generators import generators_state, preserve_generators
-from ..isolation.guard import exhausted, users_own
+from ..isolation.generators import preserve_generators
+from ..isolation.guard import users_own
 from ..isolation.made_up_data import parameters_to_try
-from .probe import NEIGHBOURS, CannotStack, compare, compare_neighbours, other_last_batch, plain_gradients, vmap_reason
+from .probe import (
+    NEIGHBOURS,
+    CannotStack,
+    compare,
+    compare_neighbours,
+    made_up_users,
+    other_last_batch,
+    plain_gradients,
+)
 from .rounding import full_grain
 from .vmap_layers import Bypass, StackSafe
 
@@ -278,7 +284,7 @@ def outer_products(outputs: Tensor, inputs: Tensor) -> Tensor:
     return torch.bmm(outputs.transpose(1, 2), inputs).flatten(1)
 
 
-class NotShared(ModuleError):
+class NotShared(CannotStack):
     """A weight that was to be shared is used in a way for which its users' gradients cannot be told apart."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -643,31 +649,14 @@ class _Trial:
         examples = {name: problem.examples.select_rows(field, order) for name, field in self._made_up(of).items()}
         examples = other_last_batch(examples, factor)
         problem.model.module.train()
-        with preserve_generators(), problem.arithmetic("float32"), torch.enable_grad(), problem.model.unreadable():
-            problem.isolation.seed(0)
-            before = generators_state()
-            try:
-                with warnings.catch_warnings():
-                    # vmap warns where it falls back to a loop over the users
-                    warnings.filterwarnings("error", message=".*performance drop.*")
-                    updates = step(params, examples, keys[order], _RATE)
-                if generators_state() != before:
-                    raise CannotStack(
-                        f"model {type(problem.model.module).__name__} or its loss draws from NumPy's or Python's "
-                        "generator, which users would share"
-                    )
-                problem.isolation.after_stack()
-            except (CannotStack, NotShared):
-                problem.isolation.after_user()
-                raise
-            except Exception as error:
-                if (told := exhausted(error)) is not None:
-                    raise told from None
-                with suppress(ModuleError):  # one by one the change may be allowed
-                    problem.isolation.after_stack()
-                reason = vmap_reason(error)
-                raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
-        return updates
+        with (
+            preserve_generators(),
+            problem.arithmetic("float32"),
+            torch.enable_grad(),
+            problem.model.unreadable(),
+            made_up_users(problem),
+        ):
+            return step(params, examples, keys[order], _RATE)
 
     def check_agreement(self, step: SharedStep) -> None:
         """Refuse with `WrongStack` if a parameter moves otherwise than by plain steps, at several parameters.
