@@ -3,7 +3,7 @@
 Found are: attributes of modules and of objects of the caller's own classes, class attributes, hooks, functions with
 their closures, defaults and the global variables that they name; also functions that a library has wrapped, as
 `torch.no_grad()` does. That is where people keep state by mistake. What only code does that means to hide it is not
-looked for: see "The premise" in docs/guarantees.md.
+looked for: see "The premise" in docs/explanation/guarantees.md.
 """
 
 from __future__ import annotations

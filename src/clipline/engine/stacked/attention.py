@@ -7,7 +7,7 @@ with numbers from torch's global generator, which users would share.
 Plain twin: `F.scaled_dot_product_attention`, and the model's own choice of attention.
 Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/stacked/test_attention.py.
-Buys: a Llama of width 64 with LoRA, 16 users on one core: 0.24 s a round one by one, 0.10 stacked (docs/adapters.md).
+Buys: a Llama of width 64 with LoRA, 16 users on one core: 0.24 s a round one by one, 0.10 stacked (adapters.md).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Plain twin: torch's own layers, which run here for a single user.
 Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/stacked/test_sequence_layers.py.
 Buys: a round of 50 users, 16 wide, 20 steps, on one core: LSTM 113 ms one by one and 63 stacked, GRU 349 and 42,
-encoder 246 and 65 (docs/engine.md).
+encoder 246 and 65 (docs/explanation/engine.md).
 """
 
 from __future__ import annotations

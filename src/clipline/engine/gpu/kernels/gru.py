@@ -6,7 +6,7 @@ and unrolled by the compiler it would be thousands of small steps.
 Plain twin: `nn.GRU`, which also runs where users train one by one.
 Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/gpu/kernels/test_gru.py and tests/engine/stacked/test_sequence_layers.py.
-Buys: 349 ms a round one by one, 42 stacked (50 users, 16 wide, 20 steps, one core; docs/engine.md).
+Buys: 349 ms a round one by one, 42 stacked (50 users, 16 wide, 20 steps, one core; docs/explanation/engine.md).
 """
 
 from __future__ import annotations
