@@ -166,8 +166,8 @@ class ServerNormalised:
     """Momentum in steps of a length that the number of rounds decides: no rate to tune.
 
     With u the released mean in clips and P the number of parameters, a round does
-    `momentum = 0.9 * momentum + 0.1 * u` and `params += lr * sqrt(P) * momentum / s`. Here s^2 is the running mean of
-    |u|^2 (0.99, bias-corrected). Of noise that cancels in later rounds, |u|^2 counts only the part that stays.
+    `momentum = 0.9 * momentum + 0.1 * u` and `params += lr * sqrt(P) * momentum / s`. Here `s^2` is the running mean of
+    `|u|^2` (0.99, bias-corrected). Of noise that cancels in later rounds, `|u|^2` counts only the part that stays.
 
     The clip's scale drops out, and so nearly does the users' learning rate. All of it is made of released and public
     numbers, so it costs no privacy.
