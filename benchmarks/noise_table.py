@@ -4,7 +4,7 @@ Peer: the paper's server (SGD with momentum) with independent noise, untuned and
 
 python benchmarks/noise_table.py prepare --shared ../shared/data        # once: two data sets, into .stores/noise
 python benchmarks/noise_table.py run [--device cuda] [--processes 8] [--tasks H,E] [--seconds 300]
-python benchmarks/noise_table.py table                                  # docs/noise.md's table and picture
+python benchmarks/noise_table.py table                                  # docs/howto/noise.md's table and picture
 
 A run is a line of `--out`, by default results/noise.jsonl; what is there already is not run again. Seeds are paired:
 the same seed has the same cohort stream and the same first weights in every column.
@@ -34,7 +34,7 @@ from torch import nn
 
 HERE = Path(__file__).resolve().parent
 RESULTS, STORES = HERE / "results" / "noise.jsonl", HERE / ".stores" / "noise"
-PAGE, PICTURE = HERE.parent / "docs" / "noise.md", HERE.parent / "docs" / "images" / "noise.png"
+PAGE, PICTURE = HERE.parent / "docs" / "howto" / "noise.md", HERE.parent / "docs" / "images" / "noise.png"
 ROUNDS, SEEDS = 150, 10
 WORDS, TAGS = 300, 30
 EPSILONS = (1.0, 2.0, 4.0, 8.0)

@@ -1,7 +1,7 @@
 """Question: what do lists of unequal length take when they are packed, and what does padding them in a batch cost?
 
 Peer: the same lists padded beforehand. `--users` users have 1 to 40 texts each, of 5 to 512 tokens (int32). Run
-`python benchmarks/packed_lists.py`. The last result is in docs/own_data.md.
+`python benchmarks/packed_lists.py`. The last result is in docs/howto/own_data.md.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A task of one's own, for `clipline train examples/own_task.py --data rides.csv --user-column rider`.
 
-docs/own_model.md says what such a file may define.
+docs/howto/own_model.md says what such a file may define.
 """
 
 import torch

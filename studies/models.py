@@ -218,7 +218,7 @@ def tried(case: Case) -> Row:
         warnings.simplefilter("ignore")
         try:
             training = trained(case, "stacked")
-            one_by_one = training.trainer.rounds_by_company  # see docs/guarantees.md
+            one_by_one = training.trainer.rounds_by_company  # see docs/explanation/guarantees.md
             return Row(case.name, "stacks on a GPU" if one_by_one else "stacks", _brief(training.engine))
         except CannotStack as error:
             reason = _brief(str(error))
@@ -257,8 +257,9 @@ Each model is small, made here, and trained one round on made-up users; on a GPU
 | model | answer | in the engine's words |
 | --- | --- | --- |
 {lines}
-The last column is what `training.engine`, or the error, says of the model in particular. See [adapters](../adapters.md)
-for language models and [the engine](../engine.md) for what a stack is.
+The last column is what `training.engine`, or the error, says of the model in particular.
+See [adapters](../tutorials/adapters.md) for language models,
+and [the engine](../explanation/engine.md) for what a stack is.
 """
 
 

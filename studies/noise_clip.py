@@ -4,7 +4,7 @@ python studies/noise_clip.py [--seeds 20]
 
 Users have fixed update norms, so the quantile to be found stands still. Cohorts are drawn and counts released by the
 samplers, mechanisms and clip controller of a training; updates are left out, as they do not move the clip. A minute on
-one core; docs/noise.md has what it printed.
+one core; docs/howto/noise.md has what it printed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ python studies/noise_norm.py [--classes 10] [--rounds 150]
 
 Each run trains with noise whose norm on the mean update is so many clips, at several server rates, of which the best
 counts. The run without noise also shows how long the mean update is, in clips: users are generated, so nothing private
-is shown. Takes a quarter of an hour on two cores; docs/plan.md has what it printed.
+is shown. Takes a quarter of an hour on two cores; docs/howto/plan.md has what it printed.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def test_on_pypi_no_link_and_no_image_leads_nowhere():
     assert targets
     assert all(target.startswith("https://") for target in targets)
     assert "*Figure in the repository: Ten digits by eight of the writers.*" in text
-    assert "docs/guarantees.md says what is promised" in text
+    assert "docs/explanation/guarantees.md says what is promised" in text
 
 
 def test_the_package_is_typed():

@@ -38,7 +38,7 @@ def install(tmp_path, monkeypatch):
 
 
 def test_the_page_on_packages_makes_a_task_that_the_command_line_trains(clipline, install, tmp_path):
-    page = (ROOT / "docs" / "packages.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "packages.md").read_text(encoding="utf-8")
     ((toml,), (entry, task)) = (
         re.findall(rf"^```{kind}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) for kind in ("toml", "python")
     )

@@ -169,7 +169,7 @@ def test_a_round_fits_on_one_screen():
     assert len((SOURCE / "federated" / "round.py").read_text().splitlines()) <= 80
 
 
-# Lines of Python, as the formatter leaves them. A budget only falls: see docs/scope.md, which says why.
+# Lines of Python, as the formatter leaves them. A budget only falls: see docs/explanation/scope.md, which says why.
 BUDGETS = {
     "cli": 2396,
     "clipline_paper": 4941,
@@ -234,7 +234,7 @@ def test_text_is_read_and_written_as_utf8_whatever_the_locale(path):
 
 
 def test_files_that_the_architecture_page_names_exist():
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([\w/]+\.py)`", page))
     assert {"federated/round.py", "federated/clipping.py", "training/loop.py"} <= named
     everywhere = {path.relative_to(SOURCE.parent).as_posix() for path in ALL_FILES}

@@ -47,7 +47,7 @@ extras = project["optional-dependencies"]
 used = [*project["dependencies"], *(one for name in filter(None, sys.argv[3].split(",")) for one in extras[name])]
 for one in {re.split("[<>=]", one)[0]: one for one in used}.values():  # an extra may raise a bound of the package
     print(re.sub(r">=([0-9.]+).*", r"==\1", one) if sys.argv[2] == "lowest" else one)
-print(*extras["dev"], sep="\n")
+print(*(one for one in extras["dev"] + extras["docs"] if not one.startswith("clipline[")), sep="\n")
 PY
 }
 

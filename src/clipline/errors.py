@@ -25,7 +25,13 @@ _WHOLE_LIMIT = 2**63  # whole numbers beyond 64 bits are no setting, and neither
 class CliplineError(Exception):
     """Everything that clipline refuses on purpose. The command line prints it and exits with code 2.
 
-    The text ends with the `hint`, where one is given. Names and paths in it may come from a file: it is `printable`.
+    Args:
+      message: What was given and what is allowed.
+      hint: What to do. It stands at the end of the text. Control characters are written as Python writes them.
+
+    Example:
+      >>> try: training.run()
+      ... except cl.CliplineError as error: print(error.hint)
     """
 
     def __init__(self, message: str = "", hint: str = "") -> None:
@@ -34,7 +40,16 @@ class CliplineError(Exception):
 
 
 class SettingError(CliplineError, ValueError):
-    """A setting is outside its limits, unknown, or contradicts another one."""
+    """A setting is outside its limits, unknown, or contradicts another one. It is a `ValueError` too.
+
+    Args:
+      message: What was given and what is allowed.
+      hint: What to do.
+
+    Example:
+      >>> try: cl.QuantileClip(quantile=2.0)
+      ... except cl.SettingError as error: print(error)
+    """
 
 
 class PopulationError(CliplineError, ValueError):
@@ -58,9 +73,12 @@ class WorkerError(CliplineError, RuntimeError):
 
 
 class HopelessNoiseWarning(UserWarning):
-    """The noise on the mean update is longer than 2 clips: a training learns nothing that one would use.
+    """The noise on the mean update is longer than 2 clips, so that hardly any training learns something useful.
 
     It comes before the first round and rests on public numbers alone: noise multiplier, cohort size, parameters.
+
+    Example:
+      >>> warnings.simplefilter("error", cl.HopelessNoiseWarning)  # stop instead
     """
 
 

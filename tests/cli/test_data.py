@@ -207,18 +207,18 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path, stop):
 
 
 def test_the_page_on_data_runs_as_printed(clipline, tmp_path, monkeypatch):
-    page = (ROOT / "docs" / "data.md").read_text()
+    page = (ROOT / "docs" / "howto" / "data.md").read_text()
     python = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     shell = re.findall(r"^```\n(clipline .*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert len(python) == 3
-    exec(compile(python[0], "docs/data.md", "exec"), {})
+    exec(compile(python[0], "docs/howto/data.md", "exec"), {})
     commands = [line for block in shell for line in block.splitlines() if "emnist" not in line]
     assert len(commands) >= 2
     for command in commands:
         code, _, err = clipline(*command.split()[1:])
         assert code == 0, err
     for block in python[1:]:
-        exec(compile(block, "docs/data.md", "exec"), {})
+        exec(compile(block, "docs/howto/data.md", "exec"), {})
 
 
 @pytest.mark.parametrize(

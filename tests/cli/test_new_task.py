@@ -59,7 +59,7 @@ def test_what_it_prints_runs_as_printed(clipline, tmp_path):
     assert code == 0, err
     assert len((tmp_path / "shop" / "README.md").read_text().splitlines()) == 5
     commands = commands_in(out)
-    page = (ROOT / "docs" / "own_model.md").read_text()
+    page = (ROOT / "docs" / "howto" / "own_model.md").read_text()
     assert "\n".join(["clipline new-task shop", *map(shlex.join, commands)]) in page
     assert len(commands) == 2
     for command in commands:

@@ -27,7 +27,7 @@ from clipline.training import callbacks
 from clipline.training.callbacks import Callback
 from clipline.training.progress import Progress
 
-PAGE = (ROOT / "docs" / "own_model.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "own_model.md").read_text()
 TASK = """
 import torch
 from torch import nn
@@ -101,7 +101,7 @@ def test_the_page_runs_as_printed(clipline, tmp_path, capsys):
     assert file == (ROOT / "examples" / "own_task.py").read_text()
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "own_task.py").write_text(file)
-    exec(compile(rides, "docs/own_model.md", "exec"), {})
+    exec(compile(rides, "docs/howto/own_model.md", "exec"), {})
     _, block = re.findall(r"^```\n(clipline .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     commands = block.splitlines()
     assert len(commands) == 3
@@ -118,7 +118,7 @@ def test_the_page_runs_as_printed(clipline, tmp_path, capsys):
     assert "(epsilon 2.00, delta 0.000563)-DP for add-or-remove one user" in outs[2]
     scope = {}
     for block in serving:
-        exec(compile(block, "docs/own_model.md", "exec"), scope)
+        exec(compile(block, "docs/howto/own_model.md", "exec"), scope)
     rows = list(csv.DictReader((tmp_path / "rides.csv").read_text().splitlines()))
     assert len(scope["hours"]) == len(rows)
     errors = [abs(said - float(row["hours"])) for said, row in zip(scope["hours"], rows, strict=True)]

@@ -275,7 +275,7 @@ def test_killed_and_asked_again_it_repeats_no_run(mine, tmp_path):
 
 
 def test_the_page_names_flags_that_exist():
-    page = (ROOT / "docs" / "tune.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto" / "tune.md").read_text(encoding="utf-8")
     named = {flag for flag in re.findall(r"--[a-z]+(?:-[a-z]+)*", page) if flag != "--config"}  # of plan and train
     known = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
     assert len(named) > 15

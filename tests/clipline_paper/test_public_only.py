@@ -10,7 +10,7 @@ import pytest
 from samples import ROOT
 
 PAPER = sorted((ROOT / "src" / "clipline_paper").rglob("*.py"))
-PUBLIC = {  # docs/packages.md lists these
+PUBLIC = {  # docs/reference/packages.md lists these
     "clipline", "clipline.cli", "clipline.data", "clipline.errors", "clipline.federated", "clipline.layers",
     "clipline.plotting", "clipline.privacy", "clipline.random", "clipline.settings", "clipline.study",
     "clipline.tasks",
@@ -58,5 +58,5 @@ def test_public_names_are_literals_that_exist(module):
     for name in found.__all__:
         getattr(found, name)
         assert not name.startswith("_")
-    page = (ROOT / "docs" / "packages.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "packages.md").read_text(encoding="utf-8")
     assert f"`{module}`" in page

@@ -1,7 +1,6 @@
 """Values that a loss cannot take are found by the largest and the smallest of each field."""
 
 import warnings
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,10 +12,8 @@ import clipline as cl
 from clipline import Population
 from clipline.engine.core.batches import Examples
 from clipline.engine.core.one_by_one import RetainedStateWarning
-from clipline.engine.core.problem import Problem
-from clipline.engine.value_ranges import ValueRangeWarning, _loss_of_one, check_ranges
+from clipline.engine.value_ranges import ValueRangeWarning, check_ranges
 from clipline.errors import PopulationError
-from clipline.random.streams import Streams
 
 
 def checked(run, categories=(), most_bytes=2**20, **fields):
@@ -121,16 +118,3 @@ def test_a_loss_finds_its_reference_and_its_own_state_as_before():
     with pytest.warns(RetainedStateWarning), pytest.warns(ValueRangeWarning, match="takes 0 to 2"):
         training(np.arange(8) % 4, remembering, compute=cl.Compute(engine="one-by-one"))
     assert seen == []
-
-
-def test_a_model_too_large_to_copy_from_a_gpu_is_asked_by_embeddings_that_look_first():
-    model, words = nn.Embedding(5, 1), np.arange(6)
-    users = Population.from_arrays(words, word=words)
-    problem = Problem(model, lambda model, batch: model(batch["word"]).sum(), users, cl.LocalSGD(0.1), Streams(0))
-    with problem.users_apart(), torch.no_grad():
-        asked = partial(_loss_of_one, problem, problem.model.load(problem.model.initial), looking_first=True)
-        asked({"word": torch.tensor([0, 4])})
-        with pytest.raises(
-            PopulationError, match=r"'word' holds values up to 5, and the loss takes 0 to 4 \(IndexError: a"
-        ):
-            check_ranges(problem.examples, asked, "the loss", {})

@@ -34,8 +34,11 @@ def test_one_sampled_round_by_hand():
     advantage = q * (2 * norm.cdf(1 / (2 * z)) - 1)  # total variation of the mixture
     half = norm.sf(1 / (2 * z))  # who accuses above the middle of the two means accuses so many by mistake
     assert advantage <= curve.true_positives(half) - half < 1.02 * advantage
-    assert curve.regret > 0.1  # far from Gaussian: mu alone would tell of much more than an attacker can do
     rates = np.geomspace(1e-10, 0.4, 30)  # by hand: the likelihood ratio grows with the release x, so thresholds on x
     found = (1 - q) * rates + q * norm.sf(norm.isf(rates) - 1 / z)
     assert all(curve.true_positives(rate) >= exact for rate, exact in zip(rates, found, strict=True))
     assert all(norm.cdf(curve.mu - norm.isf(rates)) >= found)  # the Gaussian of mu is easier to attack
+    mu = norm.isf(1e-10) - norm.isf((1 - q) * 1e-10 + q * norm.sf(norm.isf(1e-10) - 1 / z))  # 0.256: rarest errors bind
+    assert curve.mu == pytest.approx(mu, rel=2e-4)
+    # Far from Gaussian: the curves are farthest apart where both errors are alike, and the regret is in both errors.
+    assert curve.regret == pytest.approx((2 * norm.cdf(mu / 2) - 1 - advantage) / 2, rel=2e-4)

@@ -1,17 +1,17 @@
-"""The code of docs/callbacks.md runs as printed."""
+"""The code of docs/howto/callbacks.md runs as printed."""
 
 import re
 
 from samples import ROOT
 
-PAGE = (ROOT / "docs" / "callbacks.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "howto" / "callbacks.md").read_text(encoding="utf-8")
 
 
 def test_the_page_runs_as_printed(real_curves, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     scope = {}
     for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
-        exec(compile(block, "docs/callbacks.md", "exec"), scope)
+        exec(compile(block, "docs/howto/callbacks.md", "exec"), scope)
     shown = capsys.readouterr()
     assert scope["result"].metrics["accuracy"] > 0.8
     assert "round 20/20  accuracy 0." in shown.err

@@ -14,13 +14,13 @@ from torch.utils.data import TensorDataset
 from clipline import FixedClip, LocalSGD, Population, Privacy, ServerSGD, Training
 from clipline.errors import PopulationError
 
-PAGE = (ROOT / "docs" / "example_level.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "tutorials" / "example_level.md").read_text(encoding="utf-8")
 
 
 def test_the_page_runs_as_printed(capsys):
     (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     scope = {}
-    exec(compile(block, "docs/example_level.md", "exec"), scope)
+    exec(compile(block, "docs/tutorials/example_level.md", "exec"), scope)
     shown = capsys.readouterr().out.splitlines()
     promised = [line[2:].removesuffix("...") for line in block.splitlines() if line.startswith("# ")]
     assert len(shown) == len(promised) == 2

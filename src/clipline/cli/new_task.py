@@ -157,7 +157,7 @@ def _task_text(chosen: Chosen, title: str, command: str) -> str:
     if chosen.texts:
         left_out = f"""    # Left out, as they are text: {_quoted(chosen.texts)[1:-1]}. List what one may hold under
     # "categories" and add it to "fields": it becomes 0, 1, 2, ..., and one more for anything else.
-    # Sentences need a function that makes numbers of them: text=, see docs/own_data.md.
+    # Sentences need a function that makes numbers of them: text=, see docs/howto/own_data.md.
 """
     if chosen.others:
         left_out += f"    # Left out, as they are neither numbers nor times: {_quoted(chosen.others)[1:-1]}.\n"
@@ -231,7 +231,7 @@ def _page(chosen: Chosen, file: Path, commands: Sequence[str]) -> str:
     {commands[0]}
     {commands[1]}
 Before that, `{plan}` says how many users a round it takes.
-`clipline tune` finds rates, noise and cohort on data that are not private; clipline's docs/own_model.md has the rest.
+`clipline tune` finds rates, noise and cohort on data that are not private; clipline's own_model.md has the rest.
 """
 
 

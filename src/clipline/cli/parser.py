@@ -230,6 +230,7 @@ app = Group(
         "report": ".report",
         "tasks": ".tasks",
         "study": ".study",
+        "selftest": ".selftest",
         "verify": ".verify",
         "card": ".card",
         "data": ".data",

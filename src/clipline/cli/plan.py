@@ -211,7 +211,7 @@ command = Command(
         ),
         _option(
             ["--model"], metavar="FILE.py|TASK", group="The model",
-            help="Count them: of model() in a file (see docs/own_model.md), or of a task.",
+            help="Count them: of model() in a file (see docs/howto/own_model.md), or of a task.",
         ),
         _option(["--explain"], is_flag=True, help="A line of explanation below every line."),
         _option(["--plot"], type=_path, help="Draw epsilon over rounds to this PNG file."),

@@ -32,10 +32,10 @@ _EXPLANATIONS = {  # a line below the line of this name, where that is asked for
     "noise multiplier": "standard deviation of the noise in clips, for updates and count together: what is accounted",
     "adaptive clip": "the clip follows a noisy count of updates within it; that count costs the updates some noise",
     "noise": "the clip is the longest that one user's update may be; the mean is the sum divided by the cohort",
-    "bands": "noise of later rounds cancels some of the earlier, for users drawn from groups in turn (docs/noise.md)",
+    "bands": "noise of later rounds cancels some of the earlier, for users drawn from groups in turn (noise.md)",
     "accountant": "how epsilon was computed: both ways are bounds that hold, and the smaller one counts",
     "parameters": "every parameter gets the same noise: its norm grows with the root of their number",
-    "can it train?": "no mean is longer than a clip; R clips of noise take 1 + R^2 times the rounds (docs/plan.md)",
+    "can it train?": "no mean is longer than a clip; R clips of noise take 1 + R^2 times the rounds (plan.md)",
     "typical update": "assumed, as measured on handwriting; over rounds noise averages out, what users share adds up",
     "server rate": "its best rates: 0.3 at 0.5 clips, 0.1 at 1, 0.03 at 2; clipline tune searches yours",
     "larger cohort": "the noise is divided by the cohort, and grows more slowly than it: the paper's own remedy",
@@ -193,7 +193,7 @@ def table_text(table: NoiseTable, explain: bool = False) -> str:
             explain, "1 is independent noise; the memory is a vector of the model's size for each other"
         )
         lines += _grid(table, lambda cell: f"{cell.bands}, {_gain(cell.gain)}x " if cell.bands > 1 else "1 ", explain)
-        lines += ["    noise cancels over so many rounds: train with --noise banded (docs/noise.md)"]
+        lines += ["    noise cancels over so many rounds: train with --noise banded (docs/howto/noise.md)"]
         lines += ["", "  noise that stays in the models, as the multiplier of independent noise:"]
     else:
         lines += ["", "  noise multiplier of the whole round:"]
@@ -209,7 +209,7 @@ def _for_any_model(table: NoiseTable, explain: bool) -> list[str]:
     least = f"the least noise on a mean update here: {best.cohort_size:,} a round, {best.rounds:,} rounds"
     return [
         f"  most parameters for which the noise on the mean update is no longer than {Verdict.FEASIBLE.most:g} clip:",
-        *_explained(explain, "no mean update is longer than a clip; models beyond this drown in noise (docs/plan.md)"),
+        *_explained(explain, "no mean update is longer than a clip; models beyond this drown in noise (plan.md)"),
         *_grid(table, lambda cell: f"{_short(cell.most_parameters)} ", explain),
         "",
         "  add --parameters P or --model FILE.py for a verdict, --cohort-size and --rounds for one plan in full"

@@ -282,7 +282,7 @@ command = Command(
         ),
         _search(
             ["--independent-noise"], is_flag=True, default=None,
-            help="Independent noise in the final training, not banded (docs/noise.md).",
+            help="Independent noise in the final training, not banded (docs/howto/noise.md).",
         ),
         _run(
             ["--out"], type=PATH, unset="tune/TASK",

@@ -60,12 +60,26 @@ class ColumnKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Population:
-    """`len(population)` users; user i owns the rows `offsets[i]:offsets[i + 1]` of every field.
+    """Users and their examples: user i owns the rows `offsets[i]:offsets[i + 1]` of every field.
 
-    A user may own no row, one, or very many. Fields are arrays whose first axis counts examples, or lists of a declared
-    width that are padded when they are read, see `PackedField`. They may be memory maps, in which case training reads
-    only the rows of sampled users. NaN and infinity are refused, unless
-    `column_options` say `missing="zero-update"`; a memory map is not read for that: stores are checked when made.
+    Make one with `from_table`, `from_dataframe`, `from_arrays`, `from_dataset`, `from_images`, `one_each` or `open`. A
+    user may own no row, one, or very many. `len(population)` is the number of users.
+
+    Args:
+      offsets: First row of each user, and the number of rows.
+      fields: Arrays whose first axis counts examples, or lists of a declared width. Memory maps are read for sampled
+        users only.
+      user_ids: Whole numbers or text, one for each user. Left out, a user's place is the id.
+      column_options: How columns became fields.
+      charges: What private statistics that were used here have cost.
+      example_level: Whether each user is one example.
+
+    Raises:
+      PopulationError: If arrays do not fit together, or hold NaN or infinity that is not declared.
+
+    Example:
+      >>> people = cl.Population.from_table("rides.parquet", user="rider")
+      >>> train, test = people.split(test=0.1)
     """
 
     offsets: NDArray[np.int64]  # (users + 1,), from 0 to the number of examples, never falling
@@ -103,18 +117,31 @@ class Population:
         scale: Mapping[str, Sequence[Any]] | None = None,
         **fields: Any,
     ) -> Population:
-        """Group examples by user: `from_arrays(user_ids, x=images, y=labels)`.
+        """Group examples by user. The order of a user's own examples is kept.
 
-        `user_ids[k]` says whose example k is: text, whole numbers or UUIDs, in any order, in a list, a NumPy array, or
-        a column of pandas, polars or pyarrow; none may be missing. The order of a user's own examples is kept.
-        `known_users` adds users who have no example at all: they can be sampled and are protected like others.
+        Args:
+          user_ids: Whose each example is: text, whole numbers or UUIDs, in any order. None may be missing. A list, a
+            NumPy array or a column of pandas, polars or pyarrow.
+          known_users: Users without an example. They can be sampled and are protected like others.
+          missing: A number that fills gaps (NaN, None, null), or "zero-update": a user who trains on one contributes a
+            zero update. Left out, gaps are refused.
+          fill: The same by field.
+          categories: Field to list of values, which become 0, 1, ...; everything else becomes the number after the
+            last.
+          timestamps: Field to unit and start, such as "hours since 2026-01-01".
+          lengths: Field to width, for lists of any length. `NAME_length` then says how many entries count.
+          pad: Fills shorter lists. 0 if left out.
+          scale: Field to (centre, width), which are subtracted and divided by.
+          **fields: The examples, an array for each field. They keep their type.
 
-        Fields hold numbers and keep their type. Gaps (NaN, None, null) are refused unless `missing` is a number that
-        fills them or "zero-update" (a user who trains on one adds nothing); `fill` does the former by field. Infinity
-        is refused unless "zero-update". `categories={"city": ["Bern", "Rome"]}` gives 0, 1, and 2 for everything else;
-        `timestamps={"start": "hours since 2026-01-01"}` counts. `lengths={"tokens": 128}` takes lists of any length,
-        cut or, with `pad` (0), filled to this width in a batch, and `tokens_length` says how many entries count.
-        `scale={"age": (40, 20)}` subtracts and divides. All are stored as `column_options`.
+        Returns:
+          The population.
+
+        Raises:
+          PopulationError: If lengths differ, an id is missing, or a field holds gaps or infinity.
+
+        Example:
+          >>> people = cl.Population.from_arrays(user_ids, x=images, y=labels)
         """
         options = ColumnKeywords(
             missing=missing, fill=fill, categories=categories, timestamps=timestamps, lengths=lengths, pad=pad,
@@ -133,13 +160,25 @@ class Population:
         known_users: Any = None,
         **columns: Unpack[ColumnKeywords],
     ) -> Population:
-        """Group the rows of a dataframe by user: `from_dataframe(rides, user="rider")`.
+        """Group the rows of a dataframe by user.
 
-        `frame` is a DataFrame of pandas or polars, a Table of pyarrow, or a `Dataset` of Hugging Face. The column
-        `user` says whose row it is, and holds whole numbers, text or UUIDs. Each other column becomes a field, or only
-        those in `fields`; a column of equally long lists, or of any with `lengths`, becomes a field with one more axis.
-        One of text is refused unless `text` turns its texts into an array of numbers (or lists, with `lengths`), or its
-        `categories` are listed. `columns` are the options of `from_arrays`: missing, fill, categories and so on.
+        Args:
+          frame: A DataFrame of pandas or polars, a Table of pyarrow, or a `Dataset` of Hugging Face.
+          user: The column that says whose each row is.
+          fields: Columns to take. Left out, all others are taken.
+          text: Turns the texts of a column into an array of numbers, or into lists, with `lengths`. A column of text
+            needs this or `categories`.
+          known_users: Users without a row.
+          **columns: `missing`, `fill`, `categories`, `timestamps`, `lengths`, `pad` and `scale` of `from_arrays`.
+
+        Returns:
+          The population.
+
+        Raises:
+          PopulationError: If a column is missing or cannot become numbers.
+
+        Example:
+          >>> people = cl.Population.from_dataframe(rides, user="rider")
         """
         given = _given(columns)
         options = ColumnOptions.of(given)
@@ -159,13 +198,27 @@ class Population:
         scratch: str | Path | None = None,
         **columns: Unpack[ColumnKeywords],
     ) -> Population:
-        """Group the rows of a file by user: `from_table("rides.parquet", user="rider")`.
+        """Group the rows of a file by user. The file may be larger than memory.
 
-        Parquet, CSV, JSONL (the last two also as `.gz`, `.bz2`, `.xz`, `.zst`) or NPZ, as the name ends. Columns are
-        read as in `from_dataframe`; users in CSV are text, as written. The file may be larger than memory: what
-        does not fit is grouped on disk, in temporary files in the folder `scratch` (the system's unless given), which
-        are deleted at once and whose space is free again when the population is. Nothing else is left behind. To group
-        a large file once and open it often, use `clipline data prepare table` and `Population.open`.
+        To group a large file once and open it often, use `clipline data prepare table` and `Population.open`.
+
+        Args:
+          path: Parquet, CSV, JSONL (the last two also as .gz, .bz2, .xz, .zst) or NPZ.
+          user: The column that says whose each row is. Users in CSV are text, as written.
+          fields: Columns to take. Left out, all others are taken.
+          text: Turns the texts of a column into an array of numbers, or into lists, with `lengths`.
+          known_users: Users without a row.
+          scratch: Folder for temporary files, which are deleted at once. Left out, it is the system's.
+          **columns: `missing`, `fill`, `categories`, `timestamps`, `lengths`, `pad` and `scale` of `from_arrays`.
+
+        Returns:
+          The population.
+
+        Raises:
+          PopulationError: If the file or a column is missing, or a column cannot become numbers.
+
+        Example:
+          >>> people = cl.Population.from_table("rides.parquet", user="rider", scale={"km": (5.0, 3.0)})
         """
         given = _given(columns)
         options = ColumnOptions.of(given)
@@ -195,10 +248,26 @@ class Population:
         known_users: Any = None,
         **columns: Unpack[ColumnKeywords],
     ) -> Population:
-        """Group the items of a torch `Dataset` by user: `from_dataset(images, writers)`.
+        """Group the items of a torch `Dataset` by user. Every item is read once, into memory.
 
-        `user_ids` has one id for each item, or is the key of the id where items are dicts. An item that is a tuple has
-        the `fields` in order; one that is a dict has its own names. Every item is read once, into memory.
+        If you have a `DataLoader`, give its dataset: `from_dataset(loader.dataset, ids)`. clipline makes the batches
+        itself.
+
+        Args:
+          dataset: Its items are tuples or dicts of numbers.
+          user_ids: An id for each item, or the key of the id if items are dicts.
+          fields: Names of an item's entries, if it is a tuple. A dict has its own names.
+          known_users: Users without an item.
+          **columns: `missing`, `fill`, `categories`, `timestamps`, `lengths`, `pad` and `scale` of `from_arrays`.
+
+        Returns:
+          The population.
+
+        Raises:
+          PopulationError: If items differ in shape, or the ids in number.
+
+        Example:
+          >>> people = cl.Population.from_dataset(images, writers)
         """
         given = _given(columns)
         ids, items = read_dataset(dataset, user_ids, fields, ColumnOptions.of(given).lengths)
@@ -218,11 +287,27 @@ class Population:
         known_users: Any = None,
         **columns: Unpack[ColumnKeywords],
     ) -> Population:
-        """Group the pictures of a folder by user: `from_images("faces", "faces.csv", user="person", size=(64, 64))`.
+        """Group the pictures of a folder by user. Needs Pillow: `pip install 'clipline[images]'`.
 
-        `table` is a dataframe, a CSV or Parquet file, or a dict, from file to user or of columns. Its column `path` has
-        the file of each row inside the folder, and the others become fields. PNG and JPEG become the field `field`,
-        (rows, channels, height, width) uint8, in memory. Needs Pillow: `pip install 'clipline[images]'`.
+        Args:
+          folder: Where the PNG and JPEG files are.
+          table: A dataframe, a CSV or Parquet file, or a dict, from file to user or of columns.
+          user: The column that says whose each picture is.
+          size: Height and width that pictures are brought to.
+          channels: 1 for grey, 3 for colour.
+          path: The column with the file of each row, inside the folder. The other columns become fields.
+          field: Name of the field of pictures, (rows, channels, height, width) uint8, in memory.
+          known_users: Users without a picture.
+          **columns: `missing`, `fill`, `categories`, `timestamps`, `lengths`, `pad` and `scale` of `from_arrays`.
+
+        Returns:
+          The population.
+
+        Raises:
+          PopulationError: If a picture or a column is missing or cannot be read.
+
+        Example:
+          >>> people = cl.Population.from_images("faces", "faces.csv", user="person", size=(64, 64))
         """
         given = _given(columns)
         options = ColumnOptions.of(given)
@@ -250,10 +335,28 @@ class Population:
         scale: Mapping[str, Sequence[Any]] | None = None,
         **arrays: Any,
     ) -> Population:
-        """Every example is a user of its own: `one_each(x=images, y=labels)`, a dataframe, or a torch `Dataset`.
+        """Every example is a user of its own. The guarantee is then for one example, and says so.
 
-        The guarantee is then for one example, and says so. Ids are numbers from 0; items are as in `from_dataset`, with
-        "x" and "y" as `fields` unless given, and rows and options of columns as in `from_dataframe`.
+        Args:
+          dataset: A dataframe or a torch `Dataset`, unless arrays are given.
+          fields: Names of an item's entries, or columns to take. "x" and "y" for tuples, if left out.
+          missing: As in `from_arrays`.
+          fill: As in `from_arrays`.
+          categories: As in `from_arrays`.
+          timestamps: As in `from_arrays`.
+          lengths: As in `from_arrays`.
+          pad: As in `from_arrays`.
+          scale: As in `from_arrays`.
+          **arrays: The examples, an array for each field.
+
+        Returns:
+          The population. Ids are numbers from 0.
+
+        Raises:
+          PopulationError: If arrays do not fit together.
+
+        Example:
+          >>> examples = cl.Population.one_each(x=images, y=labels)
         """
         keywords = ColumnKeywords(
             missing=missing, fill=fill, categories=categories, timestamps=timestamps, lengths=lengths, pad=pad,
@@ -279,9 +382,21 @@ class Population:
 
     @classmethod
     def open(cls, folder: str | Path) -> Population:
-        """Open a store (of `save` or `clipline data prepare`) as memory maps: a user's examples are read when needed.
+        """Open a store as memory maps: a user's examples are read when needed.
 
-        Offsets and ids are read through once and checked, whoever wrote them.
+        Offsets and ids are read through once and checked.
+
+        Args:
+          folder: Made by `save` or by `clipline data prepare`.
+
+        Returns:
+          The population.
+
+        Raises:
+          PopulationError: If the folder holds no store, or one that is damaged.
+
+        Example:
+          >>> people = cl.Population.open("stores/rides")
         """
         if not isinstance(folder, str | PathLike):
             raise refuse("folder", type(folder).__name__, "the path of a store", "give Population.open('rides'), say")
@@ -298,9 +413,19 @@ class Population:
             raise PopulationError(f"{str(path)!r}: {error}") from None
 
     def save(self, folder: str | Path) -> Path:
-        """Store as one `.npy` file per array (two of lists) and a manifest with checksums, for `open`.
+        """Store as `.npy` files and a manifest with checksums, for `open`.
 
-        The folder must not exist yet or be empty; it is complete or, after an error, untouched.
+        Args:
+          folder: New or empty. It is complete or, after an error, untouched.
+
+        Returns:
+          The folder.
+
+        Raises:
+          PopulationError: If the folder has something in it.
+
+        Example:
+          >>> people.save("stores/rides")
         """
         check_field_names(self.fields)
         packed = {name: field for name, field in self.fields.items() if isinstance(field, PackedField)}
@@ -324,36 +449,66 @@ class Population:
         return Path(folder)
 
     def split(self, test: float | int = 0.1, *, seed: int = 0) -> tuple[Population, Population]:
-        """Split by user: those to train on, and those to test on. Nobody is in both, and everybody is in one.
+        """Split by user. Nobody is in both halves, and everybody is in one.
 
-        A fraction `test` sends each user to the test half with this chance, by a hash of the seed and the user's own
-        id: users who are added, removed or reordered move nobody else. So the number of test users is near
-        `test * len(self)`, not equal to it: 100 of 1000, give or take 10. A whole number `test` takes exactly so many,
-        those with the lowest hashes; then one user more or less can move one other. To split a half again, give another
-        `seed`: by the same one, those with low hashes are gone already.
+        A fraction sends each user to the test half with this chance, by a hash of the seed and the user's own id. Users
+        who are added, removed or reordered move nobody else. The number of test users is near `test * len(self)`, not
+        equal to it.
 
-        Users without ids are told apart by their place in this population, which becomes their id in the halves; who
-        is removed then moves those who come after. A half without users is refused. Rows are copied; those of large
-        memory maps into temporary files, deleted at once, whose space is free again when the halves are.
+        A whole number takes exactly so many, those with the lowest hashes. One user more or less can then move one
+        other. To split a half again, give another `seed`: those with low hashes under the same one are gone already.
+
+        Users without ids are told apart by their place, which becomes their id in the halves. Rows are copied.
+
+        Args:
+          test: Fraction or number of users to test on.
+          seed: Of the hash.
+
+        Returns:
+          Users to train on, and users to test on.
+
+        Raises:
+          PopulationError: If a half would have no user.
+
+        Example:
+          >>> train, test = people.split(test=0.1, seed=0)
         """
         chosen = _users_to_test(self, test, seed)
         ids = np.arange(len(self)) if self.user_ids is None else self.user_ids
         return self._of_users(~chosen, ids), self._of_users(chosen, ids)
 
     def subset(self, users: ArrayLike) -> Population:
-        """The users at these places, or those where an array of bool is true, in the order of this population.
+        """Some of the users, in the order of this population. Rows are copied.
 
-        `np.isin(population.user_ids, names)` chooses by id. Rows are copied as by `split`. Nobody may come twice. Users
-        without ids get their place here as id, so that their randomness stays theirs.
+        Users without ids get their place here as id, so that their randomness stays theirs.
+
+        Args:
+          users: Their places, or an array of bool. Nobody may come twice.
+
+        Returns:
+          The population of these users.
+
+        Raises:
+          PopulationError: If a place is out of range or comes twice.
+
+        Example:
+          >>> some = people.subset(np.isin(people.user_ids, names))
         """
         chosen = _users_at(self, users)
         return self._of_users(chosen, np.arange(len(self)) if self.user_ids is None else self.user_ids)
 
     def fields_of(self, frame: Any, *, text: Callable[[Sequence[str]], NDArray[Any]] | None = None) -> dict[str, Any]:
-        """The columns of a new dataframe, with or without users, as this population's fields: for predictions.
+        """The columns of a new dataframe as this population's fields, for predictions.
 
-        The `column_options` of this population are applied, and every field comes out in its type and shape, or is
-        refused. Fields that are missing in the frame, such as the label, are left out.
+        Args:
+          frame: With users or without. Fields that are missing in it, such as the label, are left out.
+          text: What turned texts into numbers when this population was made.
+
+        Returns:
+          Field to array, in this population's types and shapes, with its column options applied.
+
+        Raises:
+          PopulationError: If a column cannot become its field.
         """
         options = ColumnOptions.of(self.column_options)
         arrays = read_fields(frame, self.fields, text=text, options=options)
@@ -385,13 +540,16 @@ class Population:
         return replace(self, offsets=offsets, fields=fields, user_ids=np.array(ids[chosen]))
 
     def fingerprint(self, *, times: bool = True) -> str:
-        """A checksum of offsets, user ids and every field: name, type, shape and values. Two are equal if the data are.
+        """A checksum of offsets, user ids and every field. PRIVATE: it has no noise.
 
-        Memory maps of files above 1 GiB are not read through: size, modification time in nanoseconds (unless `times` is
-        False) and, where the store's manifest has one, the checksum of the file stand for their values. So a large
-        file that was copied, which gives it another time, counts as changed; one that was moved does not.
+        Memory maps of files above 1 GiB are not read through. Size, modification time and the manifest's checksum stand
+        for their values. So a large file that was copied counts as changed, and one that was moved does not.
 
-        PRIVATE: it has no noise, and whoever can guess all of the data can check the guess by it.
+        Args:
+          times: Whether modification times count.
+
+        Returns:
+          The same text for the same data.
         """
         ids = {} if self.user_ids is None else {"user_ids": self.user_ids}
         fields = {f"field {name!r}": field for name, field in self.fields.items()}
@@ -414,18 +572,34 @@ class Population:
         return int(self.offsets[-1])
 
     def largest(self) -> int:
-        """Number of examples of the user with most. Looks at everybody."""
+        """Number of examples of the user with most. It looks at everybody.
+
+        Returns:
+          The number.
+        """
         return max(int(np.diff(part).max(initial=0)) for part in overlapping(self.offsets))
 
     def size(self, user: int) -> int:
-        """Number of examples of one user."""
+        """Number of examples of one user.
+
+        Args:
+          user: Place of the user.
+
+        Returns:
+          The number.
+        """
         return int(self.offsets[user + 1] - self.offsets[user])
 
     def identities(self, users: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """What the randomness of each of these users is keyed by: a function of the user's own id and nothing else.
+        """What the randomness of these users is keyed by: a function of the user's own id and nothing else.
 
-        Whole numbers stand for themselves, also among fractions or as text, as one user's id may make all be read.
-        Other ids stand for a hash of them. Without `user_ids` the place in the population is the id.
+        Whole numbers stand for themselves, also as text. Other ids stand for a hash of them.
+
+        Args:
+          users: Places of the users.
+
+        Returns:
+          A number for each, (users,) uint64.
         """
         if self.user_ids is None:
             return users.astype(np.uint64)
@@ -443,7 +617,14 @@ class Population:
         return hashes
 
     def of(self, user: int) -> dict[str, NDArray[Any]]:
-        """The fields of one user, each (size, ...), as views; lists are padded."""
+        """The fields of one user.
+
+        Args:
+          user: Place of the user.
+
+        Returns:
+          Field to array (size, ...), as views; lists are padded.
+        """
         start, stop = int(self.offsets[user]), int(self.offsets[user + 1])
         return {name: field[start:stop] for name, field in self.fields.items()}
 

@@ -20,8 +20,7 @@ from .core.one_by_one import OneByOne
 from .core.problem import Problem, SlowEngineWarning
 from .gpu.programs.triton_runtime import prepare_triton
 from .isolation.guard import enough_resources
-from .stacked.agreement import WrongStack
-from .stacked.probe import CannotStack
+from .stacked.probe import CannotStack, WrongStack
 from .stacked.single_step import SingleStep, can_share_weights
 from .stacked.trainer import Stacked
 from .stacked.vmap_layers import make_stackable

@@ -21,8 +21,8 @@ from ..data.population import Population
 from ..errors import CliplineError, PopulationError, RunError
 from ..federated.local_sgd import Batch
 from .core.batches import Examples
+from .core.row_fields import starting_params
 from .isolation.guard import enough_resources
-from .stacked.vmap_layers import StackSafe
 
 if TYPE_CHECKING:  # it imports this room
     from .core.problem import Problem
@@ -41,23 +41,23 @@ def warn_of_ranges(problem: Problem) -> None:
 
     What it says is private, and is told to the caller, who has the data: no result, record or release holds it, and
     training is as it would be without it. Nothing is looked at where the population was made with
-    missing="zero-update", or where errors are shown anyway.
-
-    A wrong number on a GPU ends the process, so models are tried on a processor. One too large to copy is tried where
-    it is, with the embeddings and losses of a stack, which look at their numbers first.
+    missing="zero-update", or where errors are shown anyway. A wrong number on a GPU ends the process, so models are
+    tried on a processor, and those too large to copy not at all.
     """
     population, model = problem.population, problem.model
     options = population.column_options
     if options.get("missing") == "zero-update" or problem.on_error == "raise" or not _candidates(population):
         return
-    on_gpu = problem.device.type != "cpu"
-    small = sum(param.numel() for param in model.module.parameters()) <= _MOST_COPIED
+    module, examples = model.module, problem.examples
+    if problem.device.type != "cpu":
+        if sum(param.numel() for param in module.parameters()) > _MOST_COPIED:
+            return
+        module = model.export(model.initial).train()
+        examples = Examples(population, torch.device("cpu"), examples.dtype)
+    else:
+        model.load(model.initial)
     with problem.users_apart(), torch.no_grad():
-        if on_gpu and small:
-            module, examples = model.export(model.initial).train(), _on_a_processor(problem)
-        else:
-            module, examples = model.load(model.initial), problem.examples
-        run = partial(_loss_of_one, problem, module, looking_first=on_gpu and not small)
+        run = partial(_loss_of_one, problem, module)
         try:
             check_ranges(examples, run, "the loss", options.get("categories", {}), most_bytes=_FIRST_BYTES)
         except PopulationError as error:
@@ -65,33 +65,17 @@ def warn_of_ranges(problem: Problem) -> None:
             warnings.warn(told, ValueRangeWarning, stacklevel=4)  # who makes the training
 
 
-def _on_a_processor(problem: Problem) -> Examples:
-    return Examples(problem.population, torch.device("cpu"), problem.examples.dtype)
-
-
-def _loss_of_one(problem: Problem, module: nn.Module, batch: Batch, *, looking_first: bool) -> object:
-    """The loss as if one user had this batch. Rows of a matrix that do not exist count as its last, as in training.
-
-    With `looking_first` an embedding's number that does not exist, and on a GPU a label, is an `IndexError` instead of
-    the end of the process.
-    """
-    model, device = problem.model, next(iter(batch.values())).device
+def _loss_of_one(problem: Problem, module: nn.Module, batch: Batch) -> object:
+    """The loss as if one user had this batch. Rows of a matrix that do not exist count as its last, as in training."""
+    model, reference = problem.model, None
     for name, field in problem.row_fields.items():
         batch = {**batch, field: batch[field].long().clamp(0, model.named_shapes[name][0] - 1)}
-    pieces = torch.split(model.initial.to(device), [shape.numel() for shape in model.named_shapes.values()])
-    shapes = zip(model.named_shapes.items(), pieces, strict=True)
-    reference = (
-        {name: piece.view(shape).clone() for (name, shape), piece in shapes} if problem.takes_reference else None
-    )
+    if problem.takes_reference:
+        whole = model.initial.clone().unsqueeze(0).to(next(iter(batch.values())).device)
+        reference = {name: piece[0] for name, piece in starting_params(whole, model.named_shapes, {}).items()}
     problem.isolation.seed(0)
     try:
-        if not looking_first:
-            return problem.losses(module, batch, reference)
-        with StackSafe() as looked_at:
-            losses = problem.losses(module, batch, reference)
-        if looked_at.any_invalid:
-            raise IndexError("a label or an index is out of range")
-        return losses
+        return problem.losses(module, batch, reference)
     finally:
         problem.isolation.after_user()
 

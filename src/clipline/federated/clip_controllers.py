@@ -66,9 +66,16 @@ class ClipController(Protocol):
 @refuses_unknown_keywords
 @dataclass(frozen=True)
 class FixedClip:
-    """The same clip in every round, from 1e-30 to 1e30.
+    """The same clip in every round.
 
-    Infinity means no clipping, which no noise can make private: for study only.
+    Args:
+      clip: The clip, from 1e-30 to 1e30. Infinity means no clipping, which no noise can make private: for study only.
+
+    Raises:
+      SettingError: If `clip` is outside this range.
+
+    Example:
+      >>> cl.Training(model, loss, people, clip=cl.FixedClip(1.0), ...)
     """
 
     clip: float
@@ -94,10 +101,19 @@ class FixedClip:
 @refuses_unknown_keywords
 @dataclass(frozen=True)
 class ScheduledClip:
-    """A clip that changes at chosen rounds: `ScheduledClip({0: 1.0, 500: 0.5})`, or the same as pairs.
+    """A clip that changes at chosen rounds, as in McMahan et al. (2018).
 
-    The clip of round t is that of the last entry at or before t. A declining schedule is what McMahan et al. (2018)
-    used; it has to be known before training, from public data.
+    The schedule has to be known before training, from public data.
+
+    Args:
+      schedule: Round to clip, as a dict or as pairs. Round t uses the last entry at or before t, so that 0 must be
+        there.
+
+    Raises:
+      SettingError: If the schedule is empty, has no entry for round 0, or has a clip outside its range.
+
+    Example:
+      >>> cl.Training(model, loss, people, clip=cl.ScheduledClip({0: 1.0, 500: 0.5}), ...)
     """
 
     schedule: Mapping[int, float] | Sequence[tuple[int, float]]
@@ -138,13 +154,24 @@ class ScheduledClip:
 @refuses_unknown_keywords
 @dataclass(frozen=True)
 class QuantileClip:
-    """A clip that tracks the `quantile` of the users' update norms by online gradient descent (section 2 of the paper).
+    """Clip norm that tracks a quantile of the users' update norms, privately.
 
-    geometric: clip <- clip * exp(-lr * (fraction_within - quantile)), kept between 1e-30 and 1e30, so that it neither
-    reaches zero nor overflows whatever the noise.
-    linear: clip <- clip - lr * (fraction_within - quantile), except that one step never takes away more than half of
-    the clip: so it stays above zero, where the plain rule can overshoot.
-    `clamp_fraction` limits the noisy fraction to [0, 1] first. Off, as in Algorithm 1.
+    Each round releases a noisy count of the updates within the clip. The clip then moves by
+    `clip *= exp(-lr * (fraction_within - quantile))` and stays between 1e-30 and 1e30.
+
+    Args:
+      quantile: Share of users whose update should pass unclipped. The median is a good default.
+      start: Clip of the first round. Too low costs rounds, too high costs noise.
+      lr: Step size. 0.2 moves the clip tenfold in 23 rounds at most.
+      rule: "geometric" as above, or "linear": `clip -= lr * (fraction_within - quantile)`. One linear step takes away
+        at most half of the clip, so that it stays above zero.
+      clamp_fraction: Limit the noisy fraction to [0, 1] first. Algorithm 1 does not.
+
+    Raises:
+      SettingError: If `quantile` is outside (0, 1), or `start` or `lr` is not positive.
+
+    Example:
+      >>> cl.Training(model, loss, people, clip=cl.QuantileClip(0.7), ...)
     """
 
     quantile: float = declared("quantile")

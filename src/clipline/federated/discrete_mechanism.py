@@ -49,7 +49,7 @@ class WholeNumbers(Protocol):
 
 @dataclass(frozen=True)
 class DiscreteMechanism(GaussianMechanism):
-    """Discrete Gaussian noise on a sum of encoded vectors; what it costs is in docs/federation.md.
+    """Discrete Gaussian noise on a sum of encoded vectors; what it costs is in docs/howto/federation.md.
 
     The server adds the noise, unless `shares` says that clients have: it is then in the sum already, made of shares of
     so many honest clients at least.

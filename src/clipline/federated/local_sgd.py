@@ -88,9 +88,27 @@ class LocalTraining:
 @refuses_unknown_keywords
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(LocalTraining):
-    """A user trains by SGD as `torch.optim.SGD` does, plain unless `momentum` or `weight_decay` (L2) is given.
+    """A user trains by SGD, as `torch.optim.SGD` does.
 
-    See `LocalTraining` for what all local optimisers have in common.
+    The examples are shuffled in every round and epoch. Momentum is the user's own and starts anew in every round.
+
+    Args:
+      lr: Learning rate of the users.
+      batch_size: Examples of a step. The last batch of an epoch may be smaller.
+      epochs: Passes over the user's examples in a round.
+      max_examples: Maximum examples per user (the first N are used). None uses all.
+      reduction: "mean" or "sum" over the examples of a batch, where the loss returns one number for each.
+      weight_decay: L2 penalty, as in torch.
+      clip_norm: Largest norm of a gradient before each step. This is for training and not for privacy.
+      proximal: Pull towards the parameters of the round, `proximal / 2 * |w - w_round|^2` in the loss (FedProx).
+      lr_schedule: Changes the rate from round to round: a function of the round, or a text such as "warmup:10,cosine".
+      momentum: Momentum of the user's steps.
+
+    Raises:
+      SettingError: If a number is outside its range.
+
+    Example:
+      >>> cl.Training(model, loss, people, local=cl.LocalSGD(lr=0.1, epochs=2), ...)
     """
 
     momentum: float = declared("client_momentum")
@@ -104,9 +122,28 @@ class LocalSGD(LocalTraining):
 @refuses_unknown_keywords
 @dataclass(frozen=True, kw_only=True)
 class LocalAdam(LocalTraining):
-    """A user trains by Adam as `torch.optim.AdamW` does: `weight_decay` is decoupled, and without it this is Adam.
+    """A user trains by Adam, as `torch.optim.AdamW` does: weight decay is decoupled.
 
-    See `LocalTraining` for what all local optimisers have in common.
+    The moments are the user's own and start anew in every round.
+
+    Args:
+      lr: Learning rate of the users.
+      batch_size: Examples of a step. The last batch of an epoch may be smaller.
+      epochs: Passes over the user's examples in a round.
+      max_examples: Maximum examples per user (the first N are used). None uses all.
+      reduction: "mean" or "sum" over the examples of a batch, where the loss returns one number for each.
+      weight_decay: Decoupled weight decay.
+      clip_norm: Largest norm of a gradient before each step. This is for training and not for privacy.
+      proximal: Pull towards the parameters of the round, as in `LocalSGD`.
+      lr_schedule: Changes the rate from round to round, as in `LocalSGD`.
+      betas: Decay of the two moments.
+      eps: Added to the root of the second moment.
+
+    Raises:
+      SettingError: If a number is outside its range.
+
+    Example:
+      >>> cl.Training(model, loss, people, local=cl.LocalAdam(lr=0.001), ...)
     """
 
     betas: tuple[float, float] = (0.9, 0.999)

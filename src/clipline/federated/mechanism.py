@@ -32,13 +32,17 @@ SMALLEST_STDDEV = 1e-200  # far above the smallest float64: near those, noise co
 @refuses_unknown_keywords
 @dataclass(frozen=True)
 class IndependentNoise:
-    """Fresh noise in every round, as in the paper."""
+    """Fresh noise in every round, as in the paper.
+
+    Example:
+      >>> cl.Training(model, loss, people, noise=cl.IndependentNoise(), ...)
+    """
 
 
 @refuses_unknown_keywords
 @dataclass(frozen=True)
 class BandedNoise:
-    """Noise of `bands` consecutive rounds that cancels in their sum, and so in the model; see docs/guarantees.md.
+    """Noise of `bands` consecutive rounds that cancels in their sum, and so in the model; see guarantees.md.
 
     Users are drawn from as many groups in turn, by a hash of their ids. The same epsilon then leaves less noise in the
     model, the less the smaller the cohort is beside the population. Bands cost memory: for each but the first a vector

@@ -41,9 +41,20 @@ class ServerOptimiser(Protocol):
 @refuses_unknown_keywords
 @dataclass(frozen=True)
 class ServerSGD:
-    """Algorithm 1: momentum <- beta * momentum + mean; params <- params + lr * momentum (no Nesterov).
+    """SGD with momentum on the released mean, as in Algorithm 1.
 
-    `lr_schedule` changes the rate from round to round, here as in the other server optimisers: see `lr_factor`.
+    A round does `momentum = beta * momentum + mean` and `params += lr * momentum`, without Nesterov.
+
+    Args:
+      lr: Learning rate of the server.
+      momentum: Share of the momentum that a round keeps. The paper has 0.9.
+      lr_schedule: Changes the rate from round to round.
+
+    Raises:
+      SettingError: If `lr` is not above 0, or `momentum` is outside [0, 1).
+
+    Example:
+      >>> cl.Training(model, loss, people, server=cl.ServerSGD(lr=0.5), ...)
     """
 
     lr: float = declared("server_lr", default=1.0)
@@ -104,7 +115,21 @@ class _Adaptive:
 @refuses_unknown_keywords
 @dataclass(frozen=True)
 class ServerAdam(_Adaptive):
-    """Adam on the released mean, with bias correction. For study: the paper found it weaker under noise."""
+    """Adam on the released mean, with bias correction. For study: the paper found it weaker under noise.
+
+    Args:
+      lr: Learning rate of the server.
+      beta1: Decay of the first moment.
+      beta2: Decay of the second moment.
+      epsilon: Added to the root of the second moment. It has nothing to do with privacy.
+      lr_schedule: Changes the rate from round to round.
+
+    Raises:
+      SettingError: If a number is outside its range.
+
+    Example:
+      >>> cl.Training(model, loss, people, server=cl.ServerAdam(lr=0.01), ...)
+    """
 
     def _second(self, second: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * second + (1 - self.beta2) * square
@@ -113,7 +138,23 @@ class ServerAdam(_Adaptive):
 @refuses_unknown_keywords
 @dataclass(frozen=True)
 class ServerYogi(_Adaptive):
-    """Yogi on the released mean: like Adam, but the second moment moves by at most (1 - beta2) mean^2. For study."""
+    """Yogi on the released mean. For study.
+
+    It is like Adam, but the second moment moves by at most `(1 - beta2) * mean^2` in a round.
+
+    Args:
+      lr: Learning rate of the server.
+      beta1: Decay of the first moment.
+      beta2: Decay of the second moment.
+      epsilon: Added to the root of the second moment. It has nothing to do with privacy.
+      lr_schedule: Changes the rate from round to round.
+
+    Raises:
+      SettingError: If a number is outside its range.
+
+    Example:
+      >>> cl.Training(model, loss, people, server=cl.ServerYogi(lr=0.01), ...)
+    """
 
     def _second(self, second: Tensor, square: Tensor) -> Tensor:
         return second - (1 - self.beta2) * torch.sign(second - square) * square
@@ -125,8 +166,8 @@ class ServerNormalised:
     """Momentum in steps of a length that the number of rounds decides: no rate to tune.
 
     With u the released mean in clips and P the number of parameters, a round does
-    `momentum = 0.9 * momentum + 0.1 * u` and `params += lr * sqrt(P) * momentum / s`. Here s^2 is the running mean of
-    |u|^2 (0.99, bias-corrected). Of noise that cancels in later rounds, |u|^2 counts only the part that stays.
+    `momentum = 0.9 * momentum + 0.1 * u` and `params += lr * sqrt(P) * momentum / s`. Here `s^2` is the running mean of
+    `|u|^2` (0.99, bias-corrected). Of noise that cancels in later rounds, `|u|^2` counts only the part that stays.
 
     The clip's scale drops out, and so nearly does the users' learning rate. All of it is made of released and public
     numbers, so it costs no privacy.

@@ -1,7 +1,7 @@
 """Real federations: vectors that clients encode, and sums that no server sees the parts of.
 
 Begin with `encoders.py`; then `secure_sum.py` and `flower.py`, which need the extra `federation`. `simulated.py` lets a
-`Training` use the encoders without a network. What each of them promises is in docs/federation.md.
+`Training` use the encoders without a network. What each of them promises is in docs/howto/federation.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Four stages, each a message from every client and an answer of the server:
 The masks of pairs cancel in the sum. With enough shares the server takes off the masks that are left. It sees the sum.
 
 Nothing here sends anything: messages go in and come out. The promise is for a server that follows the protocol but
-looks at everything (docs/federation.md). Everything is made for one round and used for it alone.
+looks at everything (docs/howto/federation.md). Everything is made for one round and used for it alone.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _AT_ONCE = 1 << 23  # numbers of users' updates held together, 64 MiB
 class SecureSum:
     """Users send whole numbers for a secure sum, and the noise is an exact discrete Gaussian.
 
-    More bits allow finer numbers: rounding then adds less noise. How much it adds is in docs/federation.md.
+    More bits allow finer numbers: rounding then adds less noise. How much it adds is in docs/howto/federation.md.
 
     Args:
       bits: Of the modulus of the sum, 14 to 32.

@@ -2,7 +2,7 @@
 
 A discrete Gaussian of deviation sigma is not covered by the normal one of the same deviation: its delta can be larger.
 It is covered by the normal one of deviation sqrt(sigma^2 - 4). Rounding that one at random, to discrete Gaussians of
-deviation 2 around it, gives the discrete one of deviation sigma but for a factor of 1 +- 1e-34 (docs/federation.md has
+deviation 2 around it, gives the discrete one of deviation sigma but for a factor of 1 +- 1e-34 (federation.md has
 the proof). Whatever holds for a normal release then holds for this one: sampling, relations, many rounds.
 
 If clients add the noise, each adds a share. The sum of the shares is nearly a discrete Gaussian itself: see
@@ -18,7 +18,7 @@ from .events import GaussianEvent, Sampling
 
 SMALLEST_STDDEV = 2.5  # of the noise, and of a share of it
 _WIDTH = 2.0  # deviation of the random rounding
-_ROUNDING = 2 * sum(math.exp(-2 * math.pi**2 * _WIDTH**2 * k * k) for k in (1, 2))  # e of docs/federation.md; 1.1e-34
+_ROUNDING = 2 * sum(math.exp(-2 * math.pi**2 * _WIDTH**2 * k * k) for k in (1, 2))  # e of federation.md; 1.1e-34
 
 
 def discrete_event(sampling: Sampling, *, stddev: float, bound: float, dim: int, shares: int = 1) -> GaussianEvent:

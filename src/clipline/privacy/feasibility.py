@@ -42,7 +42,7 @@ TYPICAL_COSINE = 0.02
 class Verdict(StrEnum):
     """Whether training can work, by the norm of the noise on the mean update in clips, up to `most`.
 
-    The limits are evidence, not theory (docs/plan.md). Comfortable: the paper's six tasks lose at most 5% at z*, where
+    The limits are evidence, not theory (plan.md). Comfortable: the paper's six tasks lose at most 5% at z*, where
     the norm is 0.20 to 1.10 (Table 1: z* sqrt(P) / 100), so all of them bear 0.2. Feasible: four of these six bear 0.5
     or more, and none was tried beyond 1.1; generated handwriting, a small model, loses 13% at 0.5 and 21% at 1.
     Doubtful: it loses 30% at 2. Hopeless: more than that, at a server rate chosen in hindsight. Something may be

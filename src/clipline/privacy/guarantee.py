@@ -30,16 +30,25 @@ ACCOUNTANTS = {"renyi": "Renyi accountant", "privacy loss": "privacy-loss accoun
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(epsilon, delta) differential privacy for one user.
+    """(epsilon, delta) differential privacy for one user. Printing it gives the whole sentence.
 
-    `sampler` is "none", "poisson", "grouped-poisson", "truncated-poisson" or "fixed", or "mixed" where rounds differ.
-    `accountant` says which of the two gave epsilon. `order` is the Renyi order that gave it, and None for the
-    privacy-loss accountant. `noisy` is whether every round had noise. `from_seed` is whether cohorts and noise were
-    drawn from a seed: the guarantee then holds against those who do not know it, and says so. `statistics` names what
-    was released of the data beside the rounds, by private preprocessing; epsilon and delta cover it. `example_level` is
-    whether each user is one example (`Population.one_each`), and what is protected is one example alone.
-    `shows_errors` is whether a user's error would have ended the run (`on_error="raise"`): then even that it ended well
-    tells of every user, which nothing covers.
+    Args:
+      epsilon: The privacy loss that `delta` is for. Infinity where nothing is promised.
+      delta: The chance that is left for a larger loss.
+      relation: Which two populations are neighbours.
+      sampler: "none", "poisson", "grouped-poisson", "truncated-poisson" or "fixed"; "mixed" if rounds differ.
+      accountant: Which of the two accountants gave epsilon.
+      order: The Renyi order that gave epsilon. None for the privacy-loss accountant.
+      rounds: How many rounds are covered.
+      noisy: Whether every round had noise.
+      from_seed: Whether cohorts and noise come from a seed. The promise then holds for those who do not know it.
+      statistics: Names of private statistics that were released beside the rounds. Epsilon and delta cover them.
+      example_level: Whether each user is one example (`Population.one_each`).
+      shows_errors: Whether a user's error would have ended the run (`on_error="raise"`). Nothing covers that.
+
+    Example:
+      >>> result.guarantee.epsilon <= 4.0
+      True
     """
 
     epsilon: float

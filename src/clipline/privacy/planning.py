@@ -152,12 +152,34 @@ def plan(
 ) -> Plan:
     """Find the one of epsilon, noise_multiplier, cohort_size and rounds that is left out.
 
-    For epsilon the least that can be shown; for noise the least; for cohort_size and rounds the most that epsilon
-    allows. If left out, `delta` is population_size^-1.1, `count_stddev` is `default_count_stddev`, and the relation
-    follows the sampling. `scale=(m, z)` does the third step of the paper's recipe instead: with epsilon and rounds
-    given, the least multiple of both that reaches epsilon. `parameters`, how many are trained or the shape of each
-    trained tensor, adds whether such a model can be trained under the noise, and if not, what would help. `noise` and
-    `bands` are those of a training; banded noise is for plans whose cohort is given.
+    Epsilon is the least that can be shown, noise the least that will do. Cohort size and rounds are the most that
+    epsilon allows.
+
+    Args:
+      population_size: Number of users.
+      cohort_size: Users of a round.
+      rounds: Number of rounds.
+      epsilon: The largest privacy loss.
+      noise_multiplier: Noise of a round, in clips.
+      delta: Left out, it is `population_size ** -1.1`.
+      sampling: "poisson" or "fixed".
+      relation: Which two populations are neighbours. Left out, it follows from the sampling.
+      count_stddev: Noise on the count of users within the clip, in users.
+      noise: "independent" or "banded". Banded noise needs a cohort size.
+      bands: How many bands, or "auto".
+      parameters: How many are trained, or the shape of each trained tensor. Adds whether such a model can be trained
+        under the noise, and if not, what would help.
+      scale: `(m, z)` takes the third step of the paper's recipe: with epsilon and rounds given, the least multiple of
+        both that reaches epsilon.
+
+    Returns:
+      The plan: all settings and what they guarantee. It prints as one screen of text.
+
+    Raises:
+      SettingError: If not exactly one is left out, or nothing reaches epsilon.
+
+    Example:
+      >>> print(cl.plan(population_size=20_000, cohort_size=500, rounds=300, epsilon=4.0))
     """
     population_size, terms = _terms(population_size, delta, sampling, relation, epsilon, rounds, cohort_size)
     count = None if parameters is None else count_parameters(parameters)

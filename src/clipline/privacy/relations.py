@@ -8,7 +8,14 @@ from ..errors import check_choice
 
 
 class Relation(StrEnum):
-    """Which two populations are neighbours. A guarantee says that they can hardly be told apart."""
+    """Which two populations are neighbours. A guarantee says that they can hardly be told apart.
+
+    The values are `ADD_OR_REMOVE`, `REPLACE_ONE`, `ZERO_OUT` and `PAPER`. The last one reproduces the paper's Table 1
+    and is not a guarantee.
+
+    Example:
+      >>> cl.Privacy(epsilon=4.0, relation=cl.Relation.ZERO_OUT)
+    """
 
     ADD_OR_REMOVE = "add-or-remove"
     REPLACE_ONE = "replace-one"
@@ -17,7 +24,17 @@ class Relation(StrEnum):
 
     @classmethod
     def named(cls, name: str) -> Relation:
-        """The relation of this name. An unknown name is refused with the nearest known one."""
+        """The relation of this name.
+
+        Args:
+          name: Such as "add-or-remove".
+
+        Returns:
+          The relation.
+
+        Raises:
+          SettingError: If there is none. The text has the nearest known name.
+        """
         return cls(check_choice("relation", name, [relation.value for relation in cls]))
 
     @property

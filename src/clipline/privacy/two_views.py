@@ -91,7 +91,7 @@ def account_both(
     """Both statements about a ledger of rounds.
 
     `relation` is that of the first. Against the server it is always zero-out: who took part is known to it, and what
-    is protected is what they sent. Replace-one is refused where participations are capped, see docs/federation.md.
+    is protected is what they sent. Replace-one is refused where participations are capped, see federation.md.
     """
     relation = Relation.named(relation)
     if relation not in (Relation.ADD_OR_REMOVE, Relation.ZERO_OUT):

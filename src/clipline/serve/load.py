@@ -63,7 +63,20 @@ class OtherCodeWarning(UserWarning):
 
 @dataclass(frozen=True, eq=False)
 class SavedModel:
-    """A trained model in eval mode, its guarantee, and what is known of its training."""
+    """A trained model in eval mode, its guarantee, and what is known of its training. `load` returns it.
+
+    Args:
+      model: The module.
+      guarantee: What is promised.
+      metrics: What was measured last.
+      card: The content of card.json.
+      function: Makes the predictions of a batch.
+      classes: Names of the outputs, or the field that is predicted.
+      personal: Whether the training had personal parameters.
+
+    Example:
+      >>> saved = cl.load("models/rides", model=make_model)
+    """
 
     model: nn.Module = field(repr=False)
     guarantee: Guarantee
@@ -84,26 +97,31 @@ class SavedModel:
         keep: Sequence[str] = (),
         batch_size: int = 256,
     ) -> Any:
-        """What the model says of each example, as a NumPy array (examples, ...), or several by name.
+        """What the model says of each example.
 
-        Where classes are known, see `load`, and a row has a number for each, it gives columns by name: `prediction`,
-        the most likely class, and `probability_NAME` for each class (`score_NAME` if they do not add up to 1). `keep`
-        names columns of the data, such as an id, which come first, as they are; the answer then has names too, and what
-        has none is called `prediction`. Of a population "user" is the id of each example's user.
+        Rows keep their order; those of a population are user by user. Columns that the training did not have are not
+        read, and labels may be missing. The column options of the training's population are applied to tables and
+        mappings, which have columns as they were before.
 
-        `data` is a dataframe (pandas, polars, pyarrow), a table file (Parquet, CSV, JSONL, NPZ), a `Population` or the
-        folder of one, a mapping from fields to arrays, or a single array or tensor. Rows keep their order; those of a
-        population are user by user. Columns that the training did not have are not read, and labels may be missing.
-        The column options of the training's population (fill, categories, timestamps, lengths, scale) are applied to
-        tables and mappings, which have columns as they were before. Numbers become what they were in the training:
-        fractions take the model's type, whole numbers where the training had fractions become fractions, and a batch
-        has the types that it had there (the codes of categories are int64).
+        Args:
+          data: A dataframe, a table file (Parquet, CSV, JSONL, NPZ), a `Population` or the folder of one, a mapping
+            from fields to arrays, or a single array or tensor.
+          text: The function that the training's population was made with, for columns of text. Functions are not
+            stored.
+          keep: Columns of the data, such as an id, that come first in the answer. Of a population "user" is the id of
+            each example's user.
+          batch_size: Examples of a batch.
 
-        A column of text needs the function `text` that the training's population was made with, as in
-        `Population.from_dataframe`: functions are not stored.
+        Returns:
+          An array (examples, ...), or several by name. If classes are known there are `prediction`, the most likely
+          class, and `probability_NAME` for each class (`score_NAME` if they do not add up to 1).
 
-        The function `predict` of `load` or of the task's file is asked. Without one the model is called: with the
-        fields that the arguments of its `forward` name, else with the only field there is.
+        Raises:
+          PopulationError: If a column is missing or cannot become its field.
+          SettingError: If `keep` or `classes` does not fit the answer.
+
+        Example:
+          >>> cl.load("models/rides", model=make_model).predict("new_rides.parquet")
         """
         check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")
         trained: Mapping[str, Any] = self.card.get("fields", {})
@@ -210,18 +228,30 @@ def load(
     classes: str | Sequence[str] | None = None,
     device: torch.device | str = "cpu",
 ) -> SavedModel:
-    """The model in a folder of `TrainResult.save`, `RunDirectory` or `clipline train`, with its guarantee.
+    """Load the model in a folder of `TrainResult.save`, `RunDirectory` or `clipline train`, with its guarantee.
 
-    A folder holds numbers and text, and no code. So `model` says what they belong to: an untrained module of the same
-    class and shapes, which is copied, or a function that makes one. For a run of `clipline train FILE.py` it is the
-    path of that file, as text, which is run; one that has changed since is warned of. For a run of one of clipline's
-    own tasks it is left out. No file is run that you do not name, whatever the folder says.
+    A folder holds numbers and text, and no code. Nothing is unpickled, and no file is run that you do not name.
 
-    A model with other parameters, shapes or types is refused; one with the same ones and other layers is warned of.
-    `predict(model, batch)` makes the predictions of a batch, which maps field names to tensors; see
-    `SavedModel.predict`. `classes` are the names of the model's outputs, in their order, or the field that is
-    predicted: its categories are then the names, or 0, 1, ... where it has none. Left out, it is the `LABEL` of the
-    task's file. Nothing is unpickled.
+    Args:
+      path: The folder.
+      model: What the numbers belong to: an untrained module of the same class and shapes, which is copied, or a
+        function that makes one. For a run of `clipline train FILE.py` it is the path of that file, which is run. For a
+        run of one of clipline's own tasks leave it out.
+      predict: `predict(model, batch)` makes the predictions of a batch, which maps field names to tensors.
+      classes: Names of the model's outputs in order, or the field that is predicted, whose categories are then the
+        names. Left out, it is the `LABEL` of the task's file.
+      device: Where the model goes.
+
+    Returns:
+      The model in eval mode, its guarantee, and `predict`.
+
+    Raises:
+      RunError: If the folder holds no model.
+      ModuleError: If the model has other parameters, shapes or types.
+
+    Example:
+      >>> saved = cl.load("runs/rides", model=make_model)
+      >>> saved.predict("new_rides.parquet")
     """
     folder = checked_path(path)
     if predict is not None and not callable(predict):

@@ -142,7 +142,20 @@ def main_metric_of(name: str) -> str | None:
 
 
 def task_named(name: str) -> Task:
-    """The task of this name; an unknown name is refused with the nearest known one."""
+    """The task of this name.
+
+    Args:
+      name: Such as "handwriting". `clipline tasks` lists them.
+
+    Returns:
+      The task: data, model, loss, metrics and settings.
+
+    Raises:
+      SettingError: If there is none. The text has the nearest known name.
+
+    Example:
+      >>> settings = cl.task_named("handwriting").settings
+    """
     return task_entry(name).load()
 
 

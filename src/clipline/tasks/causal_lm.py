@@ -24,24 +24,44 @@ _PLAIN_HEADS = frozenset(
 
 
 def causal_lm_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The mean loss of the next token for each sequence, (sequences,); one without tokens to predict has 0.
+    """The mean loss of the next token for each sequence. Use it as the `loss` of a `Training`.
 
-    `batch` has "input_ids" (sequences, length). Where "attention_mask" is 0 there is padding, on the right, which
-    counts for nothing; without it "input_ids_length" says how many tokens of each sequence count, as a population made
-    with `lengths={"input_ids": ...}` has it. "labels", if there are any, say what to predict at each place, not moved
-    by one; -100 does not count.
+    If the output layer is frozen and the model is GPT-2, Llama, Mistral or Qwen 2 or 3, its logits are made a few rows
+    at a time and never held whole.
 
-    Where the output layer is frozen and the model one of those known to do nothing after it (GPT-2, Llama, Mistral,
-    Qwen 2 and 3), its logits are made a few rows at a time and never held whole.
+    Args:
+      model: A Hugging Face causal language model, with adapters or without.
+      batch: Has "input_ids" (sequences, length). Padding is on the right, where "attention_mask" is 0; without a mask
+        "input_ids_length" says how many tokens count. "labels" may say what to predict at each place; -100 does not
+        count.
+
+    Returns:
+      One number for each sequence, 0 for one without tokens to predict.
+
+    Raises:
+      KeyError: If the batch lacks "input_ids".
+
+    Example:
+      >>> cl.Training(model, cl.causal_lm_loss, people, ...)
     """
     sums, counts = _sums(model, batch)
     return sums / counts.clamp(min=1)
 
 
 class Perplexity:
-    """Perplexity on users outside the training: exp of the mean loss of a token. `Evaluate(Perplexity(test))` uses it.
+    """Perplexity on users outside the training: exp of the mean loss of a token.
 
     Every token weighs the same, so that a user weighs by the number of tokens. Metrics have no noise.
+
+    Args:
+      population: Users who do not take part in the training.
+      batch_size: Sequences of a batch.
+
+    Raises:
+      SettingError: If the population has no "input_ids", or `batch_size` is not positive.
+
+    Example:
+      >>> training.run([cl.Evaluate(cl.Perplexity(test))])
     """
 
     def __init__(self, population: Population, *, batch_size: int = 64) -> None:

@@ -21,14 +21,24 @@ _SHARED = (
 def train_many(
     settings: Sequence[TrainSettings], callbacks: Sequence[Sequence[Callback]] | None = None
 ) -> list[TrainResult]:
-    """Train all of these at once: seeds, learning rates, noise, clip, quantile, cohort size, rounds may differ.
+    """Train several settings at once: seeds, rates, noise, clip, quantile, cohort size and rounds may differ.
 
-    Each result is what the settings alone would give, up to rounding, for much less time than one run after the other
-    where a single run leaves the machine idle: small models, and GPUs. `callbacks` holds a list for each of the
-    settings. The users of all are shared among as many processes as the settings with most `workers` have.
+    Each result is what the settings alone would give, up to rounding. It takes much less time than one run after the
+    other if a single run leaves the machine idle: small models, and GPUs.
 
-        base = task_named("handwriting").settings
-        results = train_many([replace(base, seed=seed) for seed in range(20)])
+    Args:
+      settings: The settings, all of the same task.
+      callbacks: A list of callbacks for each of them.
+
+    Returns:
+      A result for each of the settings, in order.
+
+    Raises:
+      SettingError: If the settings differ in what a stack must share.
+
+    Example:
+      >>> base = cl.task_named("handwriting").settings
+      >>> results = cl.train_many([replace(base, seed=seed) for seed in range(20)])
     """
     if not settings:
         return []

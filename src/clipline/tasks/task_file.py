@@ -56,11 +56,11 @@ _SIGNATURES = {
     "predict": "predict(model, batch)",
 }
 _NAMES = (*_SIGNATURES, "SETTINGS", "COLUMNS", "BETTER", "PERSONAL")
-_PAGE = "see docs/own_model.md"
+_PAGE = "see docs/howto/own_model.md"
 
 
 class TaskFile:
-    """What a file defines, under the names of docs/own_model.md. The file is run, as any Python program is.
+    """What a file defines, under the names of docs/howto/own_model.md. The file is run, as any Python program is.
 
     `FILE.py:name` looks in the class `name` of the file first and then in the file, or takes the `Task` of that name.
     """
@@ -265,7 +265,7 @@ def _is_task(value: object) -> bool:
 
 
 def own_task(task: str, given: Mapping[str, Any]) -> Task:
-    """The task that a Python file defines, as docs/own_model.md says, with its settings, then those given."""
+    """The task that a Python file defines, as docs/howto/own_model.md says, with its settings, then those given."""
     file = TaskFile(task)
     describe, code = partial(_describe, task), file_checksum(task)
     if file.makes_task:

@@ -25,34 +25,62 @@ if TYPE_CHECKING:
 class Callback:
     """Called by `Training.run`, in the order of the list. Derive from it and write the methods you need.
 
-    A callback with an attribute `charged`, the `Ledger` of all that it has ever written down, comes before the others,
-    so that a round is on record before anything else is done with it; the result's guarantee covers that ledger too.
-    One with a true `stop_requested` ends the run after the round: as "interrupted", to be resumed, or with
-    `stop_reason = "early"` for good. One with `kept`, the model of an earlier round, puts that into the result. With a
-    true `waits_for_metrics` the next round begins when this one is measured, so that it never depends on the clock
-    after which round a run is stopped. If no callback `reads_guarantee`, rounds are not accounted as they end; the
-    result is all the same, and whoever asks a report for its guarantee gets it.
+    `Training.run` looks at five attributes of a callback:
+
+    - `charged`, the `Ledger` of all that it has ever written down. Such a callback comes before the others, so that a
+      round is on record before anything else is done with it. The result's guarantee covers that ledger too.
+    - `stop_requested` ends the run after the round if it is true. With `stop_reason = "early"` the run is over;
+      otherwise it is "interrupted" and can be resumed.
+    - `kept` is the model of an earlier round, which goes into the result.
+    - `waits_for_metrics` holds the next round back until this one is measured.
+    - `reads_guarantee` has every round accounted as it ends. Without it rounds are accounted when somebody asks.
+
+    Example:
+      >>> class ClipAlarm(cl.Callback):
+      ...     def on_round(self, report, state):
+      ...         if report.clip > 100: print("the clip is", report.clip)
     """
 
     reads_guarantee = True
 
     def on_start(self, training: Training, state: TrainState) -> None:
-        """Before the first round of this call; `state` is what it begins from. An error here stops the run."""
+        """Before the first round of this call. An error here stops the run.
+
+        Args:
+          training: The training that begins.
+          state: What it begins from.
+        """
 
     def on_wait(self, reason: str | None) -> None:
-        """Training waits for something that is done once: "compiling, about 15 s, once". None: it goes on.
+        """Training waits for something that is done once, such as compiling.
 
-        Which users are drawn may decide when: the guarantee does not cover it, as it does not cover times.
+        Which users are drawn may decide when this happens. The guarantee does not cover it, as it does not cover times.
+
+        Args:
+          reason: What it waits for: "compiling, about 15 s, once". None means that it goes on.
         """
 
     def on_release(self, state: TrainState) -> None:
-        """As soon as a round has released, before the new state is measured or shown: to write its event down."""
+        """As soon as a round has released, before the new state is measured or shown: to write its event down.
+
+        Args:
+          state: What came of the round.
+        """
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:
-        """After a round, in order; the next may train meanwhile. `state` is what came of the round."""
+        """After a round, in order. The next round may train meanwhile.
+
+        Args:
+          report: What the round released and what was measured.
+          state: What came of the round.
+        """
 
     def on_end(self, result: TrainResult) -> None:
-        """After the last round, also where the budget or Ctrl-C stopped the run; not after an error."""
+        """After the last round, also if the budget or Ctrl-C stopped the run; not after an error.
+
+        Args:
+          result: What `Training.run` will return.
+        """
 
     def close(self) -> None:
         """Always, at last, once `on_start` has returned: let go of files, threads and the screen."""
@@ -67,12 +95,14 @@ class Measuring(Callback):
 
 
 class StopOnInterrupt(Callback):
-    """The first Ctrl-C asks the run to stop after its round (`stop_requested`); a second one stops at once.
+    """The first Ctrl-C asks the run to stop after its round; a second one stops at once.
 
-    Then the ledger, the files and the model all have the same number of rounds, and the result is returned with
-    `stopped == "interrupted"`. SIGINT is taken over when the run starts and given back when it ends; one object may
-    serve several runs at once and then stops all of them. Outside the main thread, where Python handles no signals,
-    nothing changes. Without this callback Ctrl-C raises KeyboardInterrupt as usual.
+    Ledger, files and model then all have the same number of rounds, and the result has `stopped == "interrupted"`.
+    SIGINT is taken over when the run starts and given back when it ends. Outside the main thread nothing changes.
+    Without this callback Ctrl-C raises KeyboardInterrupt as usual.
+
+    Example:
+      >>> training.run([cl.StopOnInterrupt(), cl.RunDirectory("runs/rides")])
     """
 
     def __init__(self) -> None:
@@ -104,16 +134,23 @@ class StopOnInterrupt(Callback):
 
 
 class Log(Callback):
-    """Hands the numbers of each round to a function: `Log(wandb.log)`, `Log(print)`, or one of your own.
+    """Hands the numbers of each round to a function: `wandb.log`, `print`, or one of your own.
 
-    `function(numbers)` is given a dict, as a line of metrics.jsonl: round (counted from 0), clip, fraction_within,
-    epsilon and delta of a round that was accounted, and the metrics of one that was measured. What is not finite, as
-    the epsilon of a run without noise, is left out.
+    The function is given a dict, as a line of metrics.jsonl. It has round (from 0), clip and fraction_within. Epsilon
+    and delta are there if the round was accounted, and metrics if it was measured. Infinite numbers are left out.
 
-    Whoever notes when it was called, as W&B does, learns how long each round took, and that tells whether a user with
-    much data took part. So all rounds are handed over when the run ends, in order, also where it ends by an error. With
-    `unprivate_timing` each is handed over as it ends, and the dict has unprivate_seconds too. An error of the function
-    is raised, and ends the run.
+    All rounds are handed over when the run ends, in order, and also if it ends by an error. Whoever notes when it was
+    called would learn how long each round took, and that tells whether a user with much data took part.
+
+    Args:
+      function: Called with one dict for each round. Its errors end the run.
+      unprivate_timing: Hand over each round as it ends, with `unprivate_seconds`.
+
+    Raises:
+      SettingError: If `function` cannot be called.
+
+    Example:
+      >>> training.run([cl.Log(print)])
     """
 
     def __init__(self, function: Callable[[dict[str, float]], object], *, unprivate_timing: bool = False) -> None:
@@ -159,13 +196,19 @@ class Log(Callback):
 class TensorBoard(Callback):
     """Writes clip, fraction within, epsilon and metrics as TensorBoard's event files into a folder.
 
-    `tensorboard --logdir FOLDER` shows them. A step is the number of rounds done. What is not finite, as the epsilon of
-    a run without noise, is left out. After a resume TensorBoard drops the steps that are run again.
+    `tensorboard --logdir FOLDER` shows them. A step is the number of rounds done. Infinite numbers are left out. After
+    a resume TensorBoard drops the steps that are run again.
 
-    TensorBoard notes the time of every number, and how long a round took tells whether a user with much data took part.
-    So all numbers of a run have the time at which it began, unless `unprivate_timing`.
+    Args:
+      path: The folder.
+      unprivate_timing: Note when each number came. Left out, all numbers of a run have the time at which it began,
+        since how long a round took tells whether a user with much data took part.
 
-    Needs the package tensorboard: pip install 'clipline[tensorboard]'.
+    Raises:
+      SettingError: If the package is missing: `pip install 'clipline[tensorboard]'`.
+
+    Example:
+      >>> training.run([cl.TensorBoard("runs/rides/events")])
     """
 
     def __init__(self, path: str | Path, *, unprivate_timing: bool = False) -> None:

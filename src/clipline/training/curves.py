@@ -30,8 +30,15 @@ _STRIKE = "\u0336"  # after a character, strikes it through
 class Curves(Callback):
     """Draws the rounds of a run into a PNG file when the run ends.
 
-    `metric` names the metric to draw; left out, it is the first that was measured. `title` stands above the figure,
-    before the guarantee. After a resume the figure has the rounds since; that of a `RunDirectory` has all of them.
+    After a resume the figure has the rounds since. That of a `RunDirectory` has all of them.
+
+    Args:
+      path: The PNG file.
+      metric: Name of the metric to draw. Left out, it is the first that was measured.
+      title: Stands above the figure, before the guarantee.
+
+    Example:
+      >>> training.run([cl.Evaluate(test, accuracy), cl.Curves("curves.png")])
     """
 
     def __init__(self, path: str | Path, *, metric: str | None = None, title: str = "") -> None:

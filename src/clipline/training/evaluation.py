@@ -83,25 +83,34 @@ class Best:
 class Evaluate(Measuring):
     """Measures the model after every `every` rounds and after the last one; the reports have the metrics.
 
-    `test` is a population of users who do not take part in the training: `metric(model, batch)` gives one number for
-    each example of a batch, as a tensor (examples,), or a mapping from names to such tensors. Each is averaged over
-    all examples, so that a user weighs by the number of examples. A single tensor is named after the function.
-    Batches are as the loss gets them, of `batch_size` examples, users end to end; a few examples are tried before the
-    first round. Or else `test` is a function that
-    takes the model and returns named numbers, and there is no `metric`.
+    The model is a copy in eval mode, on the training's device and without gradients. It computes in float32, with
+    products rounded to tf32 on a GPU unless the training's precision is float32. One thread measures while the next
+    rounds train. Do not write to frozen parameters: they are shared with the training. If the training averages
+    released models, the average is what is measured. The last model is measured too, under names such as
+    `last/accuracy`.
 
-    The model is a copy of its own in eval mode, on the training's device and without gradients; frozen parameters are
-    shared with the training, and must not be written to. It computes in float32, with products rounded to tf32 on a GPU
-    unless the training's precision is float32. One thread measures one state after the other while the next rounds
-    train. Metrics have no noise, and the guarantee does not cover the test users. A test population that shares user
-    ids with the training is refused; `Population.split` makes two that share none. An object serves one run at a time.
+    Metrics have no noise, and the guarantee does not cover the test users. A population that shares user ids with the
+    training is refused; `Population.split` makes two that share none. An object serves one run at a time.
 
-    Where the training gives the average of released models, that is what is measured. The last model is measured too,
-    and its metrics are called `last/accuracy`, say.
+    Args:
+      test: A population of users who do not take part in the training, or a function that takes the model and returns
+        named numbers.
+      metric: `metric(model, batch)` gives one number for each example as a tensor (examples,), or a mapping from names
+        to such tensors. Each is averaged over all examples, so that a user weighs by the number of examples. A single
+        tensor is named after the function. Leave it out if `test` is a function.
+      every: Rounds between two measurements.
+      batch_size: Examples of a batch. Batches are as the loss gets them, users end to end.
+      keep_best: The result has the best measured model instead of the last: the best by the metric of this name. True
+        takes the run directory's metric, or the first that is not a loss. Every model is released, so this costs no
+        privacy.
 
-    With `keep_best` the result has the best model that was measured, and its metrics, instead of the last: the best by
-    the metric of that name, or for True by the run directory's or else the first that is no loss. Which way is better
-    the run directory's `facts` say, or the name. Every round's model is released, so this costs no privacy.
+    Raises:
+      SettingError: If the users overlap, or the metric does not give a number for each example. A few examples are
+        tried before the first round.
+
+    Example:
+      >>> accuracy = lambda model, batch: (model(batch["x"]).argmax(1) == batch["y"]).float()
+      >>> training.run([cl.Evaluate(test, accuracy, every=10)])
     """
 
     def __init__(
@@ -289,32 +298,26 @@ def _name(metric: Metric | EvaluateModel) -> str:
 
 
 class EarlyStopping(Callback):
-    """Stops the run when a metric has not got better in `patience` measurements one after the other.
+    """Stops the run when a metric has not improved in `patience` measurements in a row.
 
-    `metric` is the name of one that an `Evaluate` of the same run measures, on users outside the training. Better is
-    lower (`mode="min"`) or higher ("max") than the best so far by more than `min_delta`; NaN never is. Left out, `mode`
-    is "min" for a loss, an error or a perplexity by the metric's name (loss, mse, err; docs/callbacks.md has the rule)
-    and "max" for everything else. Training waits for each measurement, so that the same run always stops after the same
-    round.
-
-    The result has the last model, or with `restore_best` the best one that was measured, and its metrics. `stopped` is
-    "early": the run has ended, and a run directory of it is not resumed. Where a run is interrupted and resumed, the
-    count of measurements and the search for the best begin again.
-
-    THE GUARANTEE IS THAT OF ALL ROUNDS PLANNED. When to stop is decided by what the rounds released; the epsilon of the
+    THE GUARANTEE IS THAT OF ALL ROUNDS PLANNED. What the rounds released decides when to stop. The epsilon of the
     rounds that were run would hold only if their number had been fixed beforehand. To spend less, plan fewer rounds.
 
+    Training waits for each measurement, so that the same run always stops after the same round. The result has `stopped
+    == "early"`: the run is over and its directory is not resumed. If a run is interrupted and resumed, the count of
+    measurements and the search for the best begin again.
+
     Args:
-      metric: Name of the metric to follow.
-      mode: Whether it is better lower ("min") or higher ("max").
-      patience: How many measurements in a row may bring nothing better.
-      min_delta: By how much a value must be better to count.
+      metric: Name of a metric that an `Evaluate` of the same run measures, on users outside the training.
+      mode: Whether it is better lower ("min") or higher ("max"). Left out, it is "min" for a loss, an error or a
+        perplexity by the metric's name, and "max" otherwise.
+      patience: How many measurements in a row may bring no improvement.
+      min_delta: By how much a value must be better to count. NaN never is.
       restore_best: Give the best model that was measured instead of the last. It was released like any other, so this
         costs no privacy.
 
     Raises:
-      SettingError: If `mode`, `patience`, `min_delta` or `restore_best` is not allowed, or if nothing measures
-        `metric`: before the first round where a metric is given to `Evaluate`, or else when it has measured.
+      SettingError: If a value is not allowed, or nothing measures `metric`.
 
     Example:
       >>> training.run([cl.Evaluate(test, accuracy), cl.EarlyStopping("accuracy", restore_best=True)])

@@ -35,18 +35,28 @@ class Upload(Protocol):
 @refuses_unknown_keywords
 @dataclass(frozen=True)
 class Privacy:
-    """The promise. Give either `epsilon`, which chooses the noise, or `noise_multiplier` (0: no noise, not private).
+    """The promise. Give either `epsilon`, which chooses the noise, or `noise_multiplier`.
 
-    `delta` is population_size^-1.1 unless given, and at most 0.1. `population_size` declares how many users there are,
-    a public constant that is not read from the data: the relation is then add-or-remove. Left out, the number of users
-    at hand is public and the relation is zero-out, with the same epsilon. `sampling` is "poisson" or "fixed"; a
-    fixed-size cohort makes the number of users public too, and its relation is replace-one. `count_stddev` is the noise
-    on the count of users within the clip, in users: cohort_size / 20 unless given, or more where that would cost over
-    1% of noise. Training stops before the round that would pass `max_epsilon`.
+    Args:
+      epsilon: The largest privacy loss. The least noise that reaches it is used.
+      noise_multiplier: Noise of a round, in clips. 0 means no noise and no privacy.
+      delta: The chance that is left for a larger loss, at most 0.1. Left out, it is `population_size ** -1.1`.
+      population_size: How many users there are, declared beforehand and not read from the data. The relation is then
+        add-or-remove. Left out, the number of users at hand is public and the relation is zero-out.
+      sampling: "poisson" or "fixed". A fixed-size cohort makes the number of users public; its relation is replace-one.
+      relation: Which two populations are neighbours, if not the one above.
+      count_stddev: Noise on the count of users within the clip, in users. Left out, it is cohort_size / 20, or more
+        where that would cost over 1% of noise.
+      max_epsilon: Training stops before the round that would pass it.
+      noise_source: "system" draws cohorts and noise so that nobody can repeat them. "seed" takes them from the
+        training's seed: whoever knows the seed can subtract the noise. Left out, "seed" if the training is given a
+        seed.
 
-    Cohorts and noise come from the operating system (`noise_source="system"`), which nobody can draw again, or from the
-    training's seed ("seed"): whoever knows it can subtract the noise. Left out, from the seed if the training is given
-    one.
+    Raises:
+      SettingError: If both or neither of `epsilon` and `noise_multiplier` are given, or a number is outside its range.
+
+    Example:
+      >>> cl.Training(model, loss, people, privacy=cl.Privacy(epsilon=4.0, population_size=20_000), ...)
     """
 
     epsilon: float | None = declared("epsilon")
@@ -80,11 +90,20 @@ class Privacy:
 class Compute:
     """How a cohort is trained. Nothing here changes the guarantee; results change by rounding alone.
 
-    `device` is where users train; "auto" takes a GPU where there is one and the model is large enough to gain from it.
-    `engine` is "one-by-one", "stacked" (many users as one program) or "auto". `precision` is that of the training,
-    "float32", "tf32" or "bf16"; sums and noise are float64. `workers` processes of this machine share each cohort;
-    "torchrun": those that torchrun started; None: those, or one a core where there is no GPU. `row_fields` names
-    parameters of which a user's data touch few rows, see docs/engine.md. `fast` switches single fast parts.
+    Args:
+      device: Where users train. "auto" takes a GPU if there is one and the model is large enough to gain from it.
+      engine: "one-by-one", "stacked" (many users as one program) or "auto".
+      precision: Of the training: "float32", "tf32" or "bf16". Sums and noise are float64.
+      workers: Processes of this machine that share each cohort. "torchrun" takes those that torchrun started. None
+        takes those, or one for each core if there is no GPU.
+      row_fields: Parameters of which a user's data touch few rows, and the field that names the rows.
+      fast: Switches for single fast parts.
+
+    Raises:
+      SettingError: If a value is not allowed.
+
+    Example:
+      >>> cl.Training(model, loss, people, compute=cl.Compute(device="cuda", precision="bf16"), ...)
     """
 
     # A library takes a GPU and other cores only if told so; the command line has "auto" and None for these two.
@@ -100,12 +119,20 @@ class Compute:
         if not isinstance(self.fast, FastParts):
             raise refuse("fast", self.fast, "a FastParts", "give FastParts(prefetch=False), say")
         if not isinstance(self.row_fields, Mapping):
-            raise refuse("row_fields", self.row_fields, "a mapping from parameters to fields", "see docs/engine.md")
+            raise refuse("row_fields", self.row_fields, "a mapping from parameters to fields", "see engine.md")
 
     def resolved(self, parameters: int, cohort_size: int) -> Compute:
         """The same with a torch device and a number of workers in place of "auto" and None.
 
-        For a model of this many `parameters`. Refused where the device is not there.
+        Args:
+          parameters: Number of trained parameters.
+          cohort_size: Users of a round.
+
+        Returns:
+          A `Compute` without "auto".
+
+        Raises:
+          SettingError: If the device is not there.
         """
         device = _device(self.device, parameters)
         return replace(self, device=device, workers=_workers(self.workers, device, cohort_size))

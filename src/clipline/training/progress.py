@@ -21,14 +21,18 @@ _TENTH_SECONDS = 1.0  # in a log, where no round is evaluated: between the lines
 class Progress(Callback):
     """Shows rounds on standard error: metrics, clip, fraction within, epsilon so far, speed and time left.
 
-    On a terminal one line is updated in place. In a notebook a bar below the cell is; it needs no widgets, and when the
-    run ends speed and time left are taken out of it, as notebooks are stored. Elsewhere, as in a log file, a line is
-    printed for every round that was evaluated, or after each tenth of the rounds where none is (and a second at least);
-    every ten seconds; and for the last round. `metric` names the one to show, from the first round on; left out, all
-    metrics of the last evaluation are shown. While a program is compiled that is said instead of the speed, of which
-    compiling is no part. When the run is over that is said, and a bar is green only if the run finished and looks well:
-    see `TrainResult.findings`. Where the noise is not comfortably small, the planner's line on it comes first. Speed
-    and time left depend on which users are drawn: the guarantee does not cover them.
+    A terminal has one line that is updated in place, and a notebook a bar below the cell. Elsewhere, as in a log file,
+    a line is printed for every evaluated round, every ten seconds and for the last round. Without evaluation it is each
+    tenth of the rounds. A bar is green at the end only if the run finished and looks well: see `TrainResult.findings`.
+    If the noise is not comfortably small, the planner's line on it comes first.
+
+    Speed and time left depend on which users are drawn. The guarantee does not cover them.
+
+    Args:
+      metric: Name of the one to show. Left out, all metrics of the last evaluation are shown.
+
+    Example:
+      >>> training.run([cl.Progress(), cl.Evaluate(test, accuracy)])
     """
 
     def __init__(self, metric: str | None = None) -> None:

@@ -23,7 +23,7 @@ Stopped = Literal["finished", "budget", "early", "interrupted"]
 
 @dataclass(frozen=True, eq=False)
 class RoundReport:
-    """What may be shown and stored of one round: released numbers, and metrics on users outside the population."""
+    """What one round released, and what was measured after it. Callbacks are given it."""
 
     round_index: int
     clip: float  # that clipped in this round
@@ -71,17 +71,28 @@ def history(reports: Sequence[RoundReport], unprivate_timing: bool = False) -> d
 
 @dataclass(frozen=True, eq=False)
 class TrainResult:
-    """A trained model and the guarantee that covers everything seen on the way.
+    """A trained model and the guarantee that covers everything released on the way. `Training.run` returns it.
 
     It holds neither the data nor the loss. `torch.save` and pickle store it if they can store the model itself.
 
-    `findings` says what went wrong, a sentence each with what to do; a training that looks well has none. `best` has
-    the main metric's best and last values. `model_rounds` tells after how many rounds `model` was released: all that
-    were run, unless the best model was asked for. `state` is always that of the last round.
+    Args:
+      model: The trained module: the last one, the best one if that was asked for, or the average of the released
+        models.
+      state: What came of the last round.
+      guarantee: What is promised.
+      metrics: Those of `model`. Names such as `last/accuracy` are of the last model.
+      reports: What each round released.
+      stopped: Why the run ended: "finished", "budget", "interrupted" or "early".
+      about: Facts that are stored with the model.
+      findings: What went wrong, a sentence each with what to do. A training that looks well has none.
+      best: The main metric's best and last values.
+      model_rounds: After how many rounds `model` was released.
+      released_names: Names of the parameters that were released.
 
-    `model` is the average of the released models where `Training(average=...)` says so, as it does by default with
-    `ServerNormalised`. `averaged` and `last` are the two models after the last round, whichever `model` is; `averaged`
-    is None where no average was kept. `metrics` are those of `model`; names such as `last/accuracy` are of the last.
+    Example:
+      >>> result = training.run()
+      >>> print(result.guarantee, result.metrics)
+      >>> result.save("models/rides")
     """
 
     model: nn.Module = field(repr=False)
@@ -128,22 +139,36 @@ class TrainResult:
         return module
 
     def save(self, path: str | Path) -> Path:
-        """Write the model, its guarantee and its settings into a new or empty folder, for `clipline.load`.
+        """Write the model, its guarantee and its settings into a folder, for `clipline.load`.
 
-        model.safetensors has everything; card.md is the same to read and card.json for programs. All of it is
-        released: the seed, the data and the times of rounds are not in it. Nothing is pickled. Adapters of PEFT are
-        also written in PEFT's own format.
+        model.safetensors has everything; card.md is the same to read and card.json for programs. All of it is released:
+        the seed, the data and the times of rounds are not in it. Nothing is pickled. Adapters of PEFT are also written
+        in PEFT's own format.
+
+        Args:
+          path: A new or empty folder.
+
+        Returns:
+          The folder.
+
+        Raises:
+          RunError: If the folder has something in it.
         """
         from .model_card import save_result
 
         return save_result(self, Path(path))
 
     def history(self, *, unprivate_timing: bool = False) -> dict[str, list[Any]]:
-        """The rounds of this call as columns by name, as in metrics.jsonl: `pandas.DataFrame(result.history())`.
+        """The rounds of this call as columns by name, as in metrics.jsonl.
 
-        Where a round has no number there is None: a metric that was not measured, and of 200 rounds or more the epsilon
-        and delta of those between every hundredth part of them. How long rounds took is left out unless
-        `unprivate_timing`.
+        Where a round has no number there is None: a metric that was not measured, or an epsilon that was not accounted.
+        Of 200 rounds or more, about a hundred have an epsilon.
+
+        Args:
+          unprivate_timing: Add how long rounds took, which the guarantee does not cover.
+
+        Returns:
+          A list for each column: `pandas.DataFrame(result.history())`.
         """
         return history(self.reports, unprivate_timing)
 

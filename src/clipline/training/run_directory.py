@@ -39,32 +39,32 @@ _SHORT = 1 << 21  # users of a round times parameters, below which a round may b
 class RunDirectory(Callback):
     """Writes one run into a folder as it happens, and lets it be resumed.
 
-    Files: settings.toml (what the training was made with), ledger.jsonl and metrics.jsonl (a line a round), from time
-    to time checkpoint.safetensors, and at the end model.safetensors and curves.png. They hold released numbers only,
-    but for the seconds that `unprivate_timing` asks for and, in a checkpoint, the checksum of the data, users'
-    personal parameters and banded noise of the last rounds, where there are some: the checkpoint is deleted when the
-    run has finished. Of an unfinished folder and its copy resume one only, as they share that noise. The folder must be
-    new or empty; for `Training.resume` it is that of the interrupted run. It is locked from the start of the run to
-    `close`: no other process can use it meanwhile.
-
     A round's line of the ledger is on disk before anything else of it is written, shown or measured: a power cut
-    forgets no release. To keep this true of other callbacks too, `Training.run` calls a run directory before them.
-    Small models, whose rounds are short, are charged up to 8 rounds ahead (at most a fiftieth of the run) with one
-    sync. Lines of rounds that never came are taken out when the run ends; after a kill or a power cut they stay. What
-    cannot be synced ends the run with a `RunError`.
+    forgets no release. So `Training.run` calls a run directory before other callbacks. Small models, whose rounds are
+    short, are charged up to 8 rounds ahead with one sync. Lines of rounds that never came are taken out when the run
+    ends; after a kill they stay. What cannot be synced ends the run with a `RunError`.
 
-    A checkpoint comes after every round that was evaluated and every `checkpoint_every` rounds, and is written while
-    the next rounds train; where they come so fast that writing would hold up the rounds, only the latest is, some
-    seconds later. Where the noise comes from the system it is written once in so many rounds as are charged with one
-    sync, before the next report, and when the run fails. A round that was released and not stored yet is then run
-    again with other noise, and charged again.
+    Files hold released numbers only, but for what `unprivate_timing` adds and what a checkpoint needs until the run has
+    finished. The folder is locked while the run is at work. Of an unfinished folder and its copy resume one only.
 
-    `facts` (name -> text) are stored with the model and in the title of the figure, which names the folder too; one
-    called `measured_on` says whom the metrics are about. `metric` is the one to draw and the first of a report, the
-    first measured if left out. `same`
-    (name -> value) is what else must be the same on a resume, such as a version of your loss, whose code cannot be
-    compared. `settings` is TOML to store in the place of a description of the training, `task` says how `clipline.load`
-    finds the model's code, and `lock` is a lock on the folder that the caller has taken.
+    Args:
+      path: A folder that is new or empty; for `Training.resume` that of the interrupted run.
+      facts: Name to text, stored with the model and shown in the title of the figure. `measured_on` says whom the
+        metrics are about.
+      metric: The one to draw, and the first of a report. Left out, it is the first that was measured.
+      checkpoint_every: Rounds between two checkpoints. Every round that was evaluated has one too.
+      unprivate_timing: Store how long rounds took, which the guarantee does not cover.
+      same: Name to value: what else must be the same on a resume, such as a version of your loss.
+      settings: TOML to store in the place of a description of the training.
+      task: How `clipline.load` finds the model's code.
+      lock: A lock on the folder that the caller has taken.
+
+    Raises:
+      SettingError: If `path` is not a path.
+      RunError: At the start, if the folder has something in it or is in use.
+
+    Example:
+      >>> training.run([cl.RunDirectory("runs/rides"), cl.StopOnInterrupt()])
     """
 
     def __init__(

@@ -27,17 +27,26 @@ def run_together(
     *,
     unprivate_watch: Callable[[LocalTrainer], LocalTrainer] | None = None,
 ) -> list[TrainResult]:
-    """Run all of these at once; each result is what that training's own `run()` would give, up to rounding.
+    """Run several trainings at once. Each result is what that training's own `run()` would give, up to rounding.
 
-    They must have in common what makes a stack: population, architecture, loss, batches, device and precision. Learning
-    rates and their schedules, noise, clip, quantile, seed, sampling, cohort size and number of rounds may differ.
-    `callbacks` holds a list for each training.
+    They must share population, architecture, loss, batches, device and precision. Rates, schedules, noise, clip,
+    quantile, seed, sampling, cohort size and number of rounds may differ. Users of all runs are shared among as many
+    processes as the training with most `workers` has.
 
-    The users of all runs are shared among as many processes as the training with most `workers` has; what is said of
-    workers in docs/workers.md holds for these. Noise is drawn and models move in this process alone.
+    Args:
+      trainings: The trainings.
+      callbacks: A list of callbacks for each training.
+      unprivate_watch: For study: wraps the trainer of all users and so sees every update before it is clipped. The
+        guarantee does not cover what it tells. One worker only.
 
-    For study, `unprivate_watch` wraps the trainer of all users, and so sees every update before it is clipped: the
-    guarantee does not cover what it tells. One worker only.
+    Returns:
+      A result for each training, in order.
+
+    Raises:
+      SettingError: If the trainings differ in what they must share.
+
+    Example:
+      >>> results = cl.run_together([cl.Training(..., seed=seed) for seed in range(5)])
     """
     if not trainings:
         return []

@@ -118,37 +118,51 @@ def _misplaced(name: str, value: object, known: Iterable[str]) -> SettingError:
 
 
 class Training:
-    """Algorithm 1 on `model` and the users of `population`: checked when it is made, trained by `run()`.
+    """Algorithm 1 on a model and the users of a population: checked when it is made, trained by `run()`.
 
-    `privacy` decides the promise, `compute` only the time; see `Privacy` and `Compute`. The rest decides the result and
-    has the paper's defaults: the median as clip, momentum 0.9 at the server. Where users are single examples
-    (`Population.one_each`) the server has no momentum, as DP-SGD has none.
+    `privacy` decides the promise, `compute` only the time. The rest decides the result and has the paper's defaults.
 
-    Cohorts, noise and the order of examples come from the operating system, and nobody can draw them again. Give a
-    `seed` to repeat a run: they then come from it, and whoever knows it can subtract the noise, as the guarantee says.
-    `Privacy(noise_source=...)` decides otherwise. `seed` of a training is None where there is none.
+    If training fails for a user, by a label out of range for instance, that user contributes a zero update and is not
+    within the clip. A `ValueRangeWarning` says which values the loss cannot take. What would fail for every user is
+    found here, on made-up examples.
 
-    `loss(model, batch)` returns one number, or one for each example, which trains faster; `batch` maps the population's
-    field names to tensors. `loss(model, batch, reference)` is given the round's parameters too, by name. `model` itself
-    is never changed. Its frozen parameters are read where they are, not copied: leave them alone until the training has
-    ended.
+    Args:
+      model: Any module. It is never changed. Only parameters that require a gradient are trained. Its frozen parameters
+        are read where they are: leave them alone until the training has ended.
+      loss: `loss(model, batch)` returns one number, or one for each example, which trains faster. `batch` maps field
+        names to tensors. `loss(model, batch, reference)` is given the round's parameters too, by name.
+      population: The users.
+      rounds: Number of rounds.
+      cohort_size: Users of a round: expected under Poisson sampling, exact under fixed-size sampling.
+      local: How a user trains, `LocalSGD` or `LocalAdam`.
+      privacy: The promise.
+      clip: How the clip is chosen. Left out, it tracks the median.
+      server: What the server does with the mean update.
+      compute: Device, precision and workers.
+      seed: Repeats a run: cohorts and noise come from it, and whoever knows it can subtract the noise. Left out, they
+        come from the operating system and nobody can draw them again.
+      on_error: "zero" as above. "raise" shows a user's error, for study; the guarantee does not cover that, and says
+        so.
+      trial_batch: Field name to a few examples of your own making, for a loss that cannot take any numbers.
+      preprocessing: Private statistics that were used, as a `PrivateStatistics` or a list of what it released. Noise,
+        budget and guarantee count them, once each. Those by which `population` was made need not be named.
+      personal: Parameters (or patterns, "user_vector.*") that stay with their user from round to round. They are
+        neither clipped, summed nor released: private data outside the guarantee. Poisson sampling only.
+      noise: `IndependentNoise()` or `BandedNoise()`.
+      upload: Encodes what users send as a federation would: `SecureSum`, `Quantised` or `RandomMask`. One process only.
+      average: Give, measure and save the exponential average of the released models, which costs no privacy. Left out,
+        this is done if the server is `ServerNormalised`.
 
-    A user whose training fails, by a label out of range say, adds nothing and is not within the clip. A
-    `ValueRangeWarning` says here, to whoever has the data, which values the loss cannot take; it changes nothing in the
-    training. For study `on_error="raise"` shows the error itself; the guarantee does not cover that, and says so. What
-    would fail for every user is found here, on made-up examples; a loss that cannot take any numbers needs a
-    `trial_batch` (field name -> a few examples of your own making).
+    Raises:
+      SettingError: If a setting is outside its limits or contradicts another one.
+      ModuleError: If the model cannot be trained privately as it is.
 
-    `preprocessing` are private statistics of the data that were used, as a `PrivateStatistics` or a list of what it
-    released: noise, budget and guarantee count them, once each. Those by which `population` was made need not be named.
-    With `average` a run gives, measures and saves the exponential average of the models released after each round; the
-    last one is in the result too. Left out, it does with `ServerNormalised` as server, and gives the last model
-    otherwise. Released models are public, so their average costs no privacy.
-    `personal` names parameters (or patterns, "user_vector.*") that stay with their user from round to round: they train
-    with the others, start from the model's own values, and are neither clipped, summed nor released. They are private
-    data outside the guarantee, see docs/guarantees.md; `unprivate_personal` shows them. Poisson sampling only.
-    `upload` encodes what users send as a federation would, to study its accuracy here: `SecureSum`, `Quantised` or
-    `RandomMask`. One process then trains all users.
+    Example:
+      >>> training = cl.Training(
+      ...     model, loss, people, rounds=200, cohort_size=100,
+      ...     local=cl.LocalSGD(lr=0.1), privacy=cl.Privacy(epsilon=4.0),
+      ... )
+      >>> result = training.run([cl.Progress()])
     """
 
     @says_where_keywords_belong
@@ -339,11 +353,23 @@ class Training:
         return replace(self.algorithm.init(self.problem.model.initial.clone()), ledger=self.preprocessing)
 
     def run(self, callbacks: Sequence[Callback] = (), *, state: TrainState | None = None) -> TrainResult:
-        """Train, from `state` on if given. The budget stops it between two rounds, and the result stands.
+        """Train. The budget may stop the run between two rounds, and the result stands.
 
-        Prints nothing and takes over no signal: give `Progress()` and `StopOnInterrupt()` for that. The result's
-        `findings` say whether the training failed. A `HopelessNoiseWarning` comes before the first round where the
-        noise on the mean update is longer than 2 clips.
+        It prints nothing and takes over no signal: give `Progress()` and `StopOnInterrupt()` for that.
+
+        Args:
+          callbacks: Called as rounds end, in order.
+          state: Where to begin, if not at the start.
+
+        Returns:
+          The model, its guarantee, metrics, and `findings` that say whether the training failed.
+
+        Raises:
+          CliplineError: If a callback or a worker failed. A `HopelessNoiseWarning` comes before the first round if the
+            noise on the mean update is longer than 2 clips.
+
+        Example:
+          >>> result = training.run([cl.Progress(), cl.RunDirectory("runs/rides")])
         """
         if verdict(self.noise_norm) is Verdict.HOPELESS:
             warnings.warn(hopeless_text(self.noise_norm), HopelessNoiseWarning, stacklevel=2)
@@ -351,23 +377,43 @@ class Training:
         return result
 
     def resume(self, path: Path | str, callbacks: Sequence[Callback] = ()) -> TrainResult:
-        """Go on with the run in the directory `path`, which was interrupted, from its last checkpoint.
+        """Go on with an interrupted run from its last checkpoint.
 
-        This training must be made as that one was: model, data, settings and versions are compared first, and a
-        difference is refused. `callbacks` may have a `RunDirectory` of that path; without one it is added.
+        This training must be made as that one was: model, data, settings and versions are compared first.
+
+        Args:
+          path: The run directory.
+          callbacks: May have a `RunDirectory` of that path; without one it is added.
+
+        Returns:
+          The result, as of `run`.
+
+        Raises:
+          RunError: If there is no checkpoint, or something differs.
+
+        Example:
+          >>> result = training.resume("runs/rides", [cl.Progress()])
         """
         directory, callbacks = directory_first(checked_path(path), callbacks)
         with closing(directory):
             return self.run(callbacks, state=directory.reopen(self))
 
     def model_at(self, state: TrainState) -> nn.Module:
-        """A new model like the one given, on the CPU: the one that a run would give if it ended in this `state`."""
+        """The model that a run would give if it ended in this state.
+
+        Args:
+          state: As a callback is given it.
+
+        Returns:
+          A new module like the one given, on the CPU.
+        """
         return self.problem.model.export(state.returned)
 
     def unprivate_personal(self) -> dict[Any, dict[str, Tensor]]:
-        """Personal parameters by name of each user who took part, after the last round: private data, without noise.
+        """Personal parameters of each user who took part, after the last round: private data, without noise.
 
-        Users by their ids, or by their places in a population without ids. No guarantee covers what is done with them.
+        Returns:
+          User (by id, or by place in a population without ids) to parameters by name.
         """
         if self.personal is None:
             return {}
@@ -390,7 +436,14 @@ class Training:
         self.backend.serve()
 
     def guarantee_of(self, ledger: Ledger) -> Guarantee:
-        """What these rounds promise, at this training's delta and relation."""
+        """What these rounds promise, at this training's delta and relation.
+
+        Args:
+          ledger: Their events.
+
+        Returns:
+          The guarantee.
+        """
         return self.accounting(ledger)()
 
     def accounting(self, ledger: Ledger) -> Callable[[], Guarantee]:
@@ -408,8 +461,13 @@ class Training:
     def affordable(self, state: TrainState) -> int:
         """How many of the rounds that remain the budget allows after what is spent.
 
-        Asked of the same accountant that chose the noise, for the whole plan first: a plan that was calibrated to the
-        budget is not cut short.
+        A plan that was calibrated to the budget is not cut short.
+
+        Args:
+          state: What was done so far.
+
+        Returns:
+          Number of rounds.
         """
         remaining = self.rounds - state.round_index
         if self.max_epsilon is None:

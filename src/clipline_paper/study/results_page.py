@@ -30,7 +30,7 @@ PAPER_COMPARISON = {
     "so_nwp": "as good",
     "so_lr": "worse",
 }
-# What is known of a clip that ran away and is not in the records: docs/reproduce.md.
+# What is known of a clip that ran away and is not in the records: docs/howto/reproduce.md.
 _CURES = {"emnist_ae": "A server rate of 1, which is outside the paper's grid (1.78 and more), cures it."}
 # Section 3.1, by its Figure 3: how clipping without noise did beside no clipping. Nothing is said of EMNIST-CR.
 PAPER_CLIPPING = {
@@ -199,9 +199,9 @@ _INTRODUCTION = (
     "the runs alone. The commands that made the runs stand in the `README.md` of both folders. Section and figure "
     "numbers are those of *Differentially Private Learning with Adaptive Clipping*. z* is the largest noise tried up "
     "to which the best of the median and the five fixed clips stays within 5% of what it reaches without noise, and C* "
-    "the best fixed clip at z*: [all rules](../reproduce.md#the-rules). z is given for 100 users a round: with m users "
-    "a round, runs have z m / 100, so that the mean update has the same noise. A server rate is the task's own times "
-    "one of the factors listed, the one that was best."
+    "the best fixed clip at z*: [all rules](../howto/reproduce.md#the-rules). z is given for 100 users a round: "
+    "with m users a round, runs have z m / 100, so that the mean update has the same noise. A server rate is "
+    "the task's own times one of the factors listed, the one that was best."
 )
 
 
@@ -368,7 +368,7 @@ def _remarks(group: Group) -> Iterator[str]:
         yield (
             f"the median's clip ran away: at z* = {z_star:g} it rose to {numbers['median_clip_highest']:.3g}, where "
             f"clips without noise stay within {numbers['clip_max']:.3g}. Noise is in proportion to the clip, so that a "
-            "[rise feeds itself](../reproduce.md#a-clip-that-runs-away); a fixed clip cannot rise. "
+            "[rise feeds itself](../howto/reproduce.md#a-clip-that-runs-away); a fixed clip cannot rise. "
             + _CURES.get(group.task, "A lower server rate may cure it.")
         )
     if alone < z_star:

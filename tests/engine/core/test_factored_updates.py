@@ -6,13 +6,12 @@ import torch
 from clipline.engine.core.updates import FactoredUpdates, Updates
 
 
-@pytest.mark.parametrize("positions", [1, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_norms_and_sums_are_those_of_the_formed_updates(positions, dtype):
+def test_norms_and_sums_are_those_of_the_formed_updates(dtype):
     generator = torch.Generator().manual_seed(0)
-    inputs, outputs = (torch.randn(6, positions, width, generator=generator).to(dtype) for width in (4, 3))
+    inputs, outputs = (torch.randn(6, width, generator=generator).to(dtype) for width in (4, 3))
     factored = FactoredUpdates(2, inputs, outputs)
-    formed = torch.einsum("upo,upi->uoi", outputs.double(), inputs.double()).flatten(1)
+    formed = torch.einsum("uo,ui->uoi", outputs.double(), inputs.double()).flatten(1)
     updates = Updates([factored])
     torch.testing.assert_close(updates.norms(), formed.norm(dim=1), rtol=1e-12, atol=0)
     scale = torch.tensor([1.0, 0.5, 0.0, 1.0, 0.25, 1.0], dtype=torch.float64)
@@ -25,22 +24,10 @@ def test_norms_and_sums_are_those_of_the_formed_updates(positions, dtype):
     torch.testing.assert_close(updates.of_users(scale == 1).norms(), formed[scale == 1].norm(dim=1), rtol=1e-12, atol=0)
 
 
-def test_a_norm_is_never_too_small_where_outer_products_cancel():
-    inputs = torch.tensor([[[1.0, 1e-3], [1.0, 0.0]]], dtype=torch.float64)
-    outputs = torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64)  # their sum is (0, 1e-3)
-    norm = float(Updates([FactoredUpdates(0, inputs, outputs)]).norms())
-    assert 1e-3 <= norm < 1.01e-3
-    inputs[0, 0, 1] = 1e-5  # lengths 1 and 1 cancel almost wholly
-    norm = float(Updates([FactoredUpdates(0, inputs, outputs)]).norms())
-    assert norm == pytest.approx(2 * 2**-14, rel=1e-6)  # so that neither is more than 16,384 clips long
-    inputs[0, 0, 1] = 1e-12  # lost among the rounding of the pairs: what may be lost is added
-    assert float(Updates([FactoredUpdates(0, inputs, outputs)]).norms()) >= 1e-12
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_who_has_no_finite_update_has_no_finite_norm_and_adds_nothing(bad):
-    inputs, outputs = torch.ones(2, 1, 3), torch.ones(2, 1, 2)
-    outputs[0, 0, 1] = bad
+    inputs, outputs = torch.ones(2, 3), torch.ones(2, 2)
+    outputs[0, 1] = bad
     updates, total = Updates([FactoredUpdates(0, inputs, outputs)]), torch.zeros(1, 6, dtype=torch.float64)
     assert not updates.norms()[0].isfinite()
     updates.add_to(total, torch.tensor([0.0, 1.0], dtype=torch.float64))
@@ -49,12 +36,12 @@ def test_who_has_no_finite_update_has_no_finite_norm_and_adds_nothing(bad):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(1, 45, 53), (2, 45, 53), (3, 71, 83), (12, 33, 97)], ids=str)
+@pytest.mark.parametrize("shape", [(45, 53), (71, 83), (33, 97)], ids=str)
 def test_a_norm_is_the_same_to_the_last_bit_whoever_else_is_in_the_block(shape, dtype, threads):
-    positions, width, height = shape
+    width, height = shape
     rng, before = torch.Generator().manual_seed(0), torch.get_num_threads()
-    inputs = torch.randn(129, positions, width, generator=rng, dtype=torch.float64).to(dtype)
-    outputs = torch.randn(129, positions, height, generator=rng, dtype=torch.float64).to(dtype)
+    inputs = torch.randn(129, width, generator=rng, dtype=torch.float64).to(dtype)
+    outputs = torch.randn(129, height, generator=rng, dtype=torch.float64).to(dtype)
     torch.set_num_threads(threads)
     try:
         together = Updates([FactoredUpdates(0, inputs, outputs)]).norms()

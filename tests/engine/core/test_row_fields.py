@@ -19,7 +19,6 @@ from clipline.engine.core.row_fields import (
     check_row_fields,
     renumber_rows,
     starting_params,
-    touched,
 )
 from clipline.engine.core.working_model import WorkingModel
 from clipline.engine.stacked.trainer import Stacked
@@ -106,7 +105,7 @@ def test_names_that_are_not_there_are_refused(row_fields, words):
 
 def test_the_rows_that_numbers_name_by_hand():
     numbers = torch.tensor([[[7, 2], [2, 99]], [[0, 0], [0, 0]]])  # 99 is beyond the last of 9 rows: the last
-    rows, places = touched(numbers, 9)
+    rows, places = RowUsage(numbers, 9).touched()
     assert rows.rows.tolist() == [[2, 7, 8], [0, 0, 0]]
     assert rows.used.tolist() == [[True, True, True], [True, False, False]]
     assert places.tolist() == [[[1, 0], [0, 2]], [[0, 0], [0, 0]]]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from clipline.engine.isolation.constants import SHORT, Constant, checksum
+from clipline.engine.isolation.state import SHORT, Constant, checksum
 
 
 class Own(nn.Parameter):
@@ -62,8 +62,8 @@ def test_what_is_not_a_number_is_like_itself():
 
 
 def test_of_a_very_large_tensor_or_array_a_checksum_is_compared_however_it_is_written(monkeypatch):
-    monkeypatch.setattr("clipline.engine.isolation.constants._COPIED", 8)
-    monkeypatch.setattr("clipline.engine.isolation.constants._CHUNK_ON_DEVICE", 32)
+    monkeypatch.setattr("clipline.engine.isolation.state._COPIED", 8)
+    monkeypatch.setattr("clipline.engine.isolation.state._CHUNK_ON_DEVICE", 32)
     tensor, array = torch.zeros(9), np.zeros((3, 3))
     fixed = np.arange(9.0)
     fixed.flags.writeable = False

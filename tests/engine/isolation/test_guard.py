@@ -293,7 +293,7 @@ def test_a_buffer_that_stays_is_welcome_even_if_it_is_not_a_number():
 
 
 def test_a_buffer_too_long_to_be_copied_that_is_written_past_torchs_count_is_refused_for_good(monkeypatch):
-    monkeypatch.setattr("clipline.engine.isolation.constants._COPIED", 8)
+    monkeypatch.setattr("clipline.engine.isolation.state._COPIED", 8)
 
     class Moving(nn.Linear):
         def __init__(self):

@@ -24,7 +24,7 @@ from clipline import LocalSGD
 from clipline.engine.choose import choose_trainer
 from clipline.engine.core.one_by_one import OneByOne
 from clipline.engine.core.problem import SlowEngineWarning
-from clipline.engine.stacked.agreement import WrongStack, compare_neighbours, other_last_batch
+from clipline.engine.stacked.probe import WrongStack, compare_neighbours, other_last_batch
 from clipline.engine.stacked.single_step import SingleStep
 from clipline.engine.stacked.step import StackStep
 from clipline.engine.stacked.trainer import Stacked

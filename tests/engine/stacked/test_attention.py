@@ -10,9 +10,8 @@ from samples import one_by_one, rows_of
 from clipline import LocalSGD, causal_lm_loss
 from clipline.engine.choose import choose_trainer
 from clipline.engine.core.working_model import WorkingModel
-from clipline.engine.stacked.attention import explicit_attention, use_stackable_attention
 from clipline.engine.stacked.trainer import Stacked
-from clipline.engine.stacked.vmap_layers import make_stackable
+from clipline.engine.stacked.vmap_layers import explicit_attention, make_stackable, use_stackable_attention
 from clipline.random.streams import Streams
 
 USERS = np.arange(6)

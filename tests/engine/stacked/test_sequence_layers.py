@@ -202,7 +202,7 @@ def test_what_has_no_version_for_a_stack_trains_one_by_one_and_says_why(layer, w
 def test_the_callers_layers_and_what_is_handed_back_stay_torchs():
     model = nn.Sequential(nn.LSTM(2, 2), nn.GRU(2, 2), nn.MultiheadAttention(2, 1))
     working = WorkingModel(model, make_stackable=make_stackable)
-    assert [type(part).__module__ for part in working.module] == ["clipline.engine.stacked.sequence_layers"] * 3
+    assert [type(part).__module__ for part in working.module] == ["clipline.engine.stacked.vmap_layers"] * 3
     exported = working.export(working.initial + 1)
     assert (
         [type(part) for part in exported] == [type(part) for part in model] == [nn.LSTM, nn.GRU, nn.MultiheadAttention]

@@ -13,11 +13,9 @@ from clipline import FixedClip, LocalSGD, Population, ServerSGD
 from clipline.engine.choose import choose_trainer
 from clipline.engine.core.fast_parts import FastParts
 from clipline.engine.core.one_by_one import OneByOne
-from clipline.engine.stacked import shared_step, single_step
-from clipline.engine.stacked.agreement import WrongStack
-from clipline.engine.stacked.probe import CannotStack
-from clipline.engine.stacked.shared_step import NotShared
-from clipline.engine.stacked.single_step import SingleStep, takes_single_steps
+from clipline.engine.stacked import single_step
+from clipline.engine.stacked.probe import CannotStack, WrongStack
+from clipline.engine.stacked.single_step import NotShared, SingleStep, takes_single_steps
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.workers.single import SingleProcess
 from clipline.random.streams import Streams
@@ -167,7 +165,7 @@ def test_two_workers_give_the_same():
 def test_a_wrong_gradient_is_found_before_any_training(monkeypatch):
     plain = plain_trainer(MODELS["mlp"])
     monkeypatch.setattr(
-        shared_step, "FactoredUpdates", lambda start, inputs, outputs: shared_step.Dense(start, 0 * outputs.flatten(1))
+        single_step, "FactoredUpdates", lambda start, inputs, outputs: single_step.Dense(start, 0 * outputs.flatten(1))
     )
     with pytest.raises(WrongStack, match="another gradient than a plain one"):
         single_step.shared_step(plain.problem, plain.made_up)
@@ -176,13 +174,13 @@ def test_a_wrong_gradient_is_found_before_any_training(monkeypatch):
 def test_a_rounding_that_depends_on_the_place_is_found(monkeypatch):
     plain = plain_trainer(MODELS["mlp"], dtype=torch.float32)
     step = single_step.shared_step(plain.problem, plain.made_up)
-    assert single_step.equal_widths(plain.problem, plain.made_up, step, [8, 16, 24]) == [8, 16, 24]
-    tilted = shared_step.FactoredUpdates
+    assert single_step.equal_widths(plain.problem, plain.made_up, step, [32, 64, 96]) == [32, 64, 96]
 
-    def wrong(start, inputs, outputs):
-        return tilted(start, inputs, outputs * (1 + 1e-6 * torch.arange(len(outputs))[:, None, None]))
+    class Tilted(single_step.FactoredUpdates):
+        def __init__(self, start, inputs, outputs):
+            super().__init__(start, inputs, outputs * (1 + 1e-6 * torch.arange(len(outputs))[:, None]))
 
-    monkeypatch.setattr(shared_step, "FactoredUpdates", wrong)
+    monkeypatch.setattr(single_step, "FactoredUpdates", Tilted)
     with pytest.raises(CannotStack, match="rounded otherwise at another place"):
         single_step.equal_widths(plain.problem, plain.made_up, step, [8, 16])
 

@@ -16,6 +16,7 @@ from worker_runs import HERE, TOLERANCE, alone, distance, killed, nothing_is_lef
 
 from clipline import SettingError
 from clipline.engine.workers.forked import ForkedBackend
+from clipline.engine.workers.transport import PipeTransport, SharedMemory, patience
 from clipline.errors import WorkerError
 from clipline.privacy.events import PoissonSampling
 from clipline.training.callbacks import StopOnInterrupt
@@ -110,6 +111,49 @@ def test_a_worker_that_is_killed_between_two_rounds_ends_the_next():
     with pytest.raises(WorkerError, match="was ended by signal SIGKILL"):
         training(workers=3).run(killing_a_worker_after(1))
     assert nothing_is_left()
+
+
+@pytest.mark.parametrize("moment", ["between two rounds", "in its share", "at its beginning"])
+def test_a_stopped_worker_is_named_and_the_run_can_be_resumed(monkeypatch, moment):
+    def stop():
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def loss(model, batch):
+        if multiprocessing.current_process().name == "clipline worker 2" and moment == "in its share":
+            stop()
+        return cross_entropy(model, batch)
+
+    def observe(report, state):
+        states.append(state)
+        if moment == "between two rounds" and report.round_index == 1:
+            os.kill(
+                next(one.pid for one in multiprocessing.active_children() if one.name.endswith("2")), signal.SIGSTOP
+            )
+
+    states, limit = [], 0.5
+    run = training(loss, workers=3)
+    if moment == "at its beginning":
+        monkeypatch.setattr(torch, "set_num_threads", lambda _: os.getpid() == HERE or stop())
+    monkeypatch.setattr("clipline.engine.workers.transport.SILENCE", limit)
+    with pytest.raises(WorkerError, match=r"worker (1|2) of 3 .*was silent for \d+ s"):
+        run.run([Observer(observe)])
+    monkeypatch.undo()
+    assert nothing_is_left()
+    if states:
+        assert distance(training(workers=3).run(state=states[-1]), alone()) <= TOLERANCE
+
+
+def test_a_worker_that_does_not_read_is_noticed_though_the_pipe_is_full(monkeypatch):
+    monkeypatch.setattr("clipline.engine.workers.transport.SILENCE", 0.3)
+    ours, theirs = multiprocessing.get_context("fork").Pipe()
+    transport = PipeTransport(SharedMemory(torch.zeros(1), 2), [ours], leads=True)
+    with pytest.raises(WorkerError, match="worker 1 of 2 was silent"):
+        transport.share(torch.zeros(1_000_000))
+    theirs.close()
+
+
+def test_rounds_that_take_long_make_rank_0_wait_longer():
+    assert [patience(seconds) for seconds in (0, 1, 3, 4)] == [60, 60, 60, 80]  # twenty rounds, at least a minute
 
 
 def test_a_worker_that_is_killed_after_the_last_round_costs_nothing():

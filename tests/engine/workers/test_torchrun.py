@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -73,8 +74,9 @@ def pair(tmp_path, *of_rank):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
         env = environment(**place, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         command = [sys.executable, *arguments]
-        ranks.append(subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True))
-    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+        pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+        ranks.append(subprocess.Popen(command, cwd=tmp_path, env=env, text=True, **pipes))
+    errors = [rank.communicate(f"{ranks[1].pid}\n", timeout=120)[1] for rank in ranks]
     return [(rank.returncode, text) for rank, text in zip(ranks, errors, strict=True)]
 
 
@@ -140,6 +142,35 @@ def test_a_program_may_run_and_serve_by_itself(tmp_path):
     script = LIBRARY.format(path=[str(ROOT / "tests")])
     for code, text in pair(tmp_path, ["-c", script, "0"], ["-c", script, "1"]):
         assert code == 7, text
+
+
+STOPPED = """
+import os, signal, sys, torch
+sys.path[:0] = {path!r}
+import clipline.engine.workers.transport as transport
+from samples import LOCAL, Observer, cross_entropy, flat_training, linear_model, small_population
+rank, transport.SILENCE = int(sys.argv[1]), 0.5
+def loss(model, batch):
+    if rank and (batch["y"] == 2).any() and torch.is_grad_enabled():  # made-up labels are 0 and 1
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return cross_entropy(model, batch)
+training = flat_training(linear_model(), loss, small_population(60), rounds=2, cohort_size=20, local=LOCAL, seed=1,
+                         noise_multiplier=0.5, workers="torchrun", engine="one-by-one")
+try:
+    training.run() if training.leads else training.serve()
+except Exception as error:
+    print(error, file=sys.stderr, flush=True)
+    os.kill(int(sys.stdin.readline()), signal.SIGKILL)
+    os._exit(5)
+"""
+
+
+def test_a_stopped_rank_is_named(tmp_path):
+    script = STOPPED.format(path=[str(ROOT / "tests")])
+    (code, text), (ended, _) = pair(tmp_path, ["-c", script, "0"], ["-c", script, "1"])
+    assert code == 5
+    assert ended == -signal.SIGKILL
+    assert "worker 1 of 2 was silent for" in text
 
 
 def test_joining_leaves_the_callers_hook_for_errors(monkeypatch):

@@ -103,7 +103,7 @@ def test_the_charting_library_keeps_its_licence():
 def test_metrics_load_in_pandas_in_one_line_as_the_page_of_documentation_says(tmp_path):
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     write_run(tmp_path / "runs" / "median")
-    text = (ROOT / "docs" / "report.md").read_text()
+    text = (ROOT / "docs" / "howto" / "report.md").read_text()
     (line,) = re.findall(r'^rounds = pd\.(.*)\("(.*)", lines=True\)$', text, re.MULTILINE)
     assert line[0] == "read_json"
     rounds = pandas.read_json(tmp_path / line[1], lines=True)

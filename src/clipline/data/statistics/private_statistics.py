@@ -43,18 +43,25 @@ _MOST_ENTRIES = 1 << 24  # of the sum of one statistic
 
 
 class PrivateStatistics:
-    """Statistics of users' data with user-level noise, one event each, for preprocessing.
+    """Statistics of users' data with user-level noise, for preprocessing. Each call is one event of the ledger.
 
-    Every user adds one vector of norm at most 1, so that a statistic with `noise_multiplier` 20 costs as much as one
-    round without sampling at 20. Whatever bounds values (ranges, bins, keys a user) is declared, never read from data.
+    Every user adds one vector of norm at most 1. So a statistic with `noise_multiplier` 20 costs as much as one round
+    without sampling at 20. Whatever bounds values (ranges, bins, keys a user) is declared, never read from data.
 
-    Pass it on as `Training(..., preprocessing=statistics)`: noise, budget and guarantee then count everything that it
-    has released. A population that was scaled by a statistic, or whose categories are a vocabulary, carries the charge
-    itself. Noise comes from the operating system; with a `seed` it can be drawn again, and whoever knows the seed can
-    subtract it, as the guarantee says. Never use one seed on different data: equal questions, of the same
-    fields or `name` and with the same numbers, then get equal noise and are charged once.
+    Pass it on as `Training(..., preprocessing=statistics)`: noise, budget and guarantee then count what it has
+    released. A population that was scaled by a statistic, or whose categories are a vocabulary, carries the charge
+    itself. Statistics of a `one_each` population protect one example, and a training of users refuses them.
 
-    Statistics of a `one_each` population protect one example, and a training of users refuses them; so the other way.
+    Args:
+      seed: Lets the noise be drawn again, and whoever knows it can subtract the noise. Never use one seed on different
+        data: equal questions then get equal noise. Left out, noise comes from the operating system.
+
+    Raises:
+      SettingError: If `seed` is not a whole number at least 0.
+
+    Example:
+      >>> statistics = cl.PrivateStatistics()
+      >>> moments = statistics.moments(people, {"age": (0, 120)}, noise_multiplier=20.0)
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -72,7 +79,15 @@ class PrivateStatistics:
         return len(self._begun)
 
     def guarantee(self, *, delta: float, relation: Relation | str = Relation.ADD_OR_REMOVE) -> Guarantee:
-        """What everything released so far costs, without any training."""
+        """What everything released so far costs, without any training.
+
+        Args:
+          delta: The chance that is left for a larger loss.
+          relation: Which two populations are neighbours.
+
+        Returns:
+          The guarantee.
+        """
         units = {event.statistic.example_level for event in self._begun if event.statistic is not None}
         if len(units) > 1:
             raise refuse(
@@ -83,11 +98,24 @@ class PrivateStatistics:
         return replace(found, example_level=units == {True})
 
     def moments(self, population: Population, ranges: Mapping[str, Range], *, noise_multiplier: float) -> Moments:
-        """Means and standard deviations of fields, together in one event: `moments(people, {"age": (0, 120)}, ...)`.
+        """Means and standard deviations of fields, together in one event.
 
-        Values are clipped to the declared range. A user counts by the mean of the user's own examples, so the mean is
-        over users, not over examples; the standard deviation is about that mean, over users' examples alike. A user
-        without examples, or with a value that is NaN, adds nothing.
+        Values are clipped to the declared range. A user counts by the mean of the user's own examples. A user without
+        examples, or with a value that is NaN, adds nothing.
+
+        Args:
+          population: The users.
+          ranges: Field to least and largest value.
+          noise_multiplier: Noise, in users' contributions.
+
+        Returns:
+          Means over users, and standard deviations about them.
+
+        Raises:
+          SettingError: If a range is empty or a field is unknown.
+
+        Example:
+          >>> statistics.moments(people, {"age": (0, 120)}, noise_multiplier=20.0)
         """
         checked = checked_ranges(population, ranges)
         dim = 1 + 2 * sum(widths(population, checked).values())
@@ -105,9 +133,23 @@ class PrivateStatistics:
         quantiles: Range = (0.01, 0.99),
         bins: int = 64,
     ) -> Ranges:
-        """Where most values lie: the bins that hold these quantiles, each user's examples together counting as one.
+        """Where most values lie. Each user's examples together count as one.
 
-        The declared range is cut into equal bins, and the answer lies on their edges; values beyond count as its ends.
+        Args:
+          population: The users.
+          ranges: Field to least and largest value; values beyond count as its ends.
+          noise_multiplier: Noise, in users' contributions.
+          quantiles: Which part of the values to cover.
+          bins: Into how many equal bins a range is cut. The answer lies on their edges.
+
+        Returns:
+          The bins that hold these quantiles, by field.
+
+        Raises:
+          SettingError: If a range is empty or a field is unknown.
+
+        Example:
+          >>> statistics.ranges(people, {"km": (0, 1000)}, noise_multiplier=20.0)
         """
         checked = checked_ranges(population, ranges)
         bins = check_whole("bins", bins, at_least=2, at_most=1 << 16, way_out="64 is a usual choice")
@@ -133,14 +175,27 @@ class PrivateStatistics:
         size: int | None = None,
         name: str = "values",
     ) -> Vocabulary:
-        """Keys that many users have: `vocabulary(frame["rider"], frame["city"], noise_multiplier=2.0)`.
+        """Keys that many users have.
 
-        `values` has a text or whole number for each id, or a list of them. A user counts for at most `most_per_user`
-        keys, those most frequent in the user's own rows. If `candidates` are declared, keys at three standard
-        deviations of the noise or above are given. Otherwise keys come from the data, and one is shown only above a
-        threshold so high that a key of a single user shows with a chance of `threshold_delta` at most, for all of the
-        user's keys together; this is taken off the delta of the guarantee. `size` keeps the most frequent; `name` is
-        for the guarantee. `user_ids=None` counts every row as a user of its own, for a training on `one_each`.
+        Args:
+          user_ids: Whose each value is. None counts every row as a user of its own, for a training on `one_each`.
+          values: A text or whole number for each id, or a list of them.
+          noise_multiplier: Noise, in users' contributions.
+          most_per_user: A user counts for at most so many keys, those most frequent in the user's own rows.
+          candidates: Declared keys. Those at three standard deviations of the noise or above are given. Left out, keys
+            come from the data and are shown above a threshold only.
+          threshold_delta: Chance at most that a key of a single user shows. It is taken off the delta of the guarantee.
+          size: Keep so many, the most frequent.
+          name: For the guarantee.
+
+        Returns:
+          The keys, which `categories` and `lengths` take.
+
+        Raises:
+          SettingError: If a number is outside its range.
+
+        Example:
+          >>> cities = statistics.vocabulary(frame["rider"], frame["city"], noise_multiplier=2.0)
         """
         way_out = "8 is a usual choice; more show rarer keys, with more noise on each"
         most = check_whole("most_per_user", most_per_user, at_least=1, at_most=1 << 16, way_out=way_out)

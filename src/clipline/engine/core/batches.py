@@ -168,7 +168,7 @@ class Examples:
 
 
 def in_batch(rows: Tensor, floating: torch.dtype) -> Tensor:
-    """The one rule of types: what a batch holds for these rows of a field. docs/own_data.md has the table.
+    """The one rule of types: what a batch holds for these rows of a field. docs/howto/own_data.md has the table.
 
     Floating-point data take the type `floating`, that of the model's parameters. int8, int32, uint32 and uint64 become
     int64, which torch wants for labels and indices. bool, uint8, int16 and uint16 stay: pixels and tokens are large,

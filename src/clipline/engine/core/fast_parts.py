@@ -12,21 +12,36 @@ from ...synonyms import refuses_unknown_keywords
 @refuses_unknown_keywords
 @dataclass(frozen=True)
 class FastParts:
-    """Which fast parts are used. Turning one off changes the time, and results by rounding alone."""
+    """Which fast parts are used. Turning one off changes the time, and results by rounding alone.
 
-    # On a GPU: "always" one compiled program, replayed as CUDA graphs; "auto" where a training is long enough to gain
-    # from it, else its steps are recorded as they are written; "never" vmap, step by step.
+    Args:
+      compiled_steps: GPU: "always" is one compiled program, replayed as CUDA graphs. "auto" compiles where a training
+        is long enough to gain from it, and otherwise records its steps as written. "never" is vmap, step by step.
+      kept_programs: GPU: a program that was compiled in this process serves every training of its shape.
+      stored_programs: GPU: later processes load what one has compiled.
+      straggler_streams: GPU: users with many more steps run on a stream beside the others.
+      kernels: GPU: convolution, pooling, group norm, LSTM and sums of updates use kernels of our own.
+      kernels_ahead: GPU: those are compiled in threads before training, all at once.
+      single_step: CPU: users of one example share the round's weights.
+      prefetch: The next round's cohort and noise are drawn while this one ends.
+      device_noise: GPU: it draws the noise itself, the same numbers as a CPU.
+
+    Raises:
+      SettingError: If a value is not allowed.
+
+    Example:
+      >>> cl.Compute(device="cuda", fast=cl.FastParts(compiled_steps="never"))
+    """
+
     compiled_steps: str = declared("compiled_steps")
-    kept_programs: bool = (
-        True  # on a GPU: a program that was compiled in this process serves every training of its shape
-    )
-    stored_programs: bool = declared("stored_programs")  # on a GPU: later processes load what one has compiled
-    straggler_streams: bool = True  # on a GPU: users with many more steps run on a stream beside the others
-    kernels: bool = True  # on a GPU: convolution, pooling, group norm, LSTM and sums of updates by kernels of our own
-    kernels_ahead: bool = True  # on a GPU: those are compiled in threads before training, all at once
-    single_step: bool = True  # on CPU cores: users of one example share the round's weights, see docs/example_level.md
-    prefetch: bool = True  # the next round's cohort and noise are drawn while this one ends
-    device_noise: bool = True  # on a GPU: it draws the noise itself, the same numbers as processor cores
+    kept_programs: bool = True
+    stored_programs: bool = declared("stored_programs")
+    straggler_streams: bool = True
+    kernels: bool = True
+    kernels_ahead: bool = True
+    single_step: bool = True
+    prefetch: bool = True
+    device_noise: bool = True
 
     def __post_init__(self) -> None:
         check_declared(self)

@@ -51,7 +51,7 @@ class TouchedRows:
     rows: Tensor  # (users, room): ascending; 0 where padded
     used: Tensor  # (users, room): false where padded
 
-    def of_users(self, users: slice) -> TouchedRows:
+    def of_users(self, users: slice | Tensor) -> TouchedRows:
         """The rows of some users."""
         return TouchedRows(self.rows[users], self.used[users])
 
@@ -79,20 +79,17 @@ class RowUsage:
     def rooms(self, least: int) -> NDArray[np.int64]:
         """(users,): the padded number of rows of each user: `least` times a power of four, or `height`.
 
-        The model can see it, so it depends on the user's own numbers alone. Users of each are trained by themselves:
-        finer steps would spare padding, and launch more. On an H200, so_lr as written: users of 2,800 rows take 10 ms a
-        round, and 31 padded by powers of eight; real users, of whom most touch few rows, take 7.1 and 7.0 to 7.5.
+        The model can see it, so it depends on the user's own numbers alone. Finer steps would spare padding, but users
+        of each number are trained by themselves, which means more launches.
         """
         counts: NDArray[np.int64] = self._rank[:, -1].cpu().numpy()
         doublings = np.ceil(np.log2(np.maximum(counts, 1) / least)).clip(0).astype(np.int64)
         return np.asarray(np.minimum(least << 2 * -(-doublings // 2), self._height), np.int64)
 
-    def max_rows(self) -> int:
-        """The largest number of rows that any user touches; at least 1."""
-        return max(1, int(self._rank[:, -1].max())) if len(self._rank) else 1
-
-    def touched(self, room: int) -> tuple[TouchedRows, Tensor]:
-        """The rows of each user, padded to `room`, and the numbers as indices into them. `room` must be enough."""
+    def touched(self, room: int | None = None) -> tuple[TouchedRows, Tensor]:
+        """The rows of each user, padded to `room` or to the user with most, and the numbers as indices into them."""
+        if room is None:
+            room = max(1, int(self._rank[:, -1].max())) if len(self._rank) else 1
         count, device = len(self._numbers), self._numbers.device
         rows = torch.arange(self._height, device=device).expand(count, self._height)
         slots = torch.where(self._present > 0, self._rank - 1, room)  # absent rows go to a spare slot
@@ -102,19 +99,13 @@ class RowUsage:
         return TouchedRows(chosen[:, :room].contiguous(), used), places
 
 
-def touched(numbers: Tensor, height: int) -> tuple[TouchedRows, Tensor]:
-    """The rows among `height` that appear in each user's numbers (users, ...), and the numbers as indices into them."""
-    named = RowUsage(numbers, height)
-    return named.touched(named.max_rows())
-
-
 def renumber_rows(
     examples: Batch, row_fields: RowFields, heights: Mapping[str, int]
 ) -> tuple[Batch, dict[str, TouchedRows]]:
     """The examples with renumbered fields, and the rows of each parameter, padded to the user with most."""
     examples, rows = dict(examples), dict[str, TouchedRows]()
     for name, field in row_fields.items():
-        rows[name], examples[field] = touched(examples[field], heights[name])
+        rows[name], examples[field] = RowUsage(examples[field], heights[name]).touched()
     return examples, rows
 
 
@@ -146,23 +137,16 @@ def build_updates(
 ) -> Updates:
     """The updates: trained parameters `stack` (users, ...) minus `first`. May write into the stack."""
     start, pieces = 0, list[Piece]()
-    for (name, shape), piece in zip(shapes.items(), stack, strict=True):
-        if subtracts_lazily(piece):
-            if name in rows:
-                pieces.append(Rows(start, shape[0], rows[name].rows, piece, rows[name].used, first[name]))
-            else:
-                pieces.append(Dense(start, piece.reshape(len(piece), -1), first[name].reshape(len(first[name]), -1)))
-            start += shape.numel()
-            continue
-        change = piece.sub_(first[name])
-        if name in rows:
+    for (name, shape), values in zip(shapes.items(), stack, strict=True):
+        own, before = rows.get(name), first[name] if subtracts_lazily(values) else None
+        values = values if before is not None else values.sub_(first[name])
+        if own is not None:
             # Padding must be zero, whatever the loss did there: it would be added to row 0 many times.
-            if len(change) > 1 or change.device.type != "cpu" or not bool(rows[name].used.all()):
-                change.masked_fill_(~rows[name].used.unsqueeze(2), 0.0)
-            pieces.append(Rows(start, shape[0], rows[name].rows, change, rows[name].used))
-        else:
-            pieces.append(
-                Dense(start, change.reshape(len(change), -1))
-            )  # reshape, not flatten: a scalar parameter has no axis to flatten
+            if before is None and (len(values) > 1 or values.device.type != "cpu" or not bool(own.used.all())):
+                values.masked_fill_(~own.used.unsqueeze(2), 0.0)
+            pieces.append(Rows(start, shape[0], own.rows, values, own.used, before))
+        else:  # reshape, not flatten: a scalar parameter has no axis to flatten
+            before = None if before is None else before.reshape(len(before), -1)
+            pieces.append(Dense(start, values.reshape(len(values), -1), before))
         start += shape.numel()
     return Updates(pieces)

@@ -43,6 +43,10 @@ class UserRandom(nn.Module):
         scales: Tensor = (self.bits(*values.shape) >= round(p * 2**BITS)).to(values.dtype) * (1 / (1 - p))
         return scales
 
+    def dropped(self, values: Tensor, p: float) -> Tensor:
+        """The values after dropout with probability p."""
+        return values if p == 0 else values * 0 if p == 1 else values * self.kept(values, p)
+
     def _next_offset(self) -> int:
         """A 32-bit offset that differs from draw to draw."""
         offset = (self.draws * 0x9E3779B9 + 2**31) % 2**32 - 2**31

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from ...errors import ModuleError, first_line, nearest, refuse
 from ...federated.local_sgd import Batch, Loss, Reference, takes_reference
-from ..isolation.constants import SHORT, has_own_memory
+from ..isolation.state import SHORT, has_own_memory
 from .user_random import UserRandom
 
 _OF_EVERY_MODULE = {*vars(nn.Module()), "draws", "_flat_weights", "_flat_weight_refs"}

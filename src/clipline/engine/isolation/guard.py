@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import CliplineError, ModuleError, RunError
-from .constants import Constant
 from .generators import seed_global_generators
-from .state import MISSING, Container, Snapshot, find_mutable_state
+from .state import MISSING, Constant, Container, Snapshot, find_mutable_state
 
 # What a machine runs out of: numbers of an OSError, how torch's and Python's own messages begin, and what helps.
 _RESOURCES = {

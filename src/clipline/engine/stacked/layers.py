@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import ModuleError, check_choice, check_whole
-from ..core.products import product
-from ..core.vmap_axis import is_batched
+from ..core.vmap_axis import is_batched, product
 from ..gpu.kernels import convolution
 from ..gpu.kernels import lstm as lstm_ops
 from ..gpu.kernels.group_norm import normalised

@@ -32,8 +32,7 @@ from ..gpu.stragglers import StragglerStreams
 from ..gpu.streams import side_stream
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import IsolationError, exhausted, users_own
-from .agreement import check_agreement
-from .probe import MIN_ROOM, CannotStack, probe, vmap_reason
+from .probe import MIN_ROOM, CannotStack, check_agreement, probe, vmap_reason
 from .rounding import filled, fixed_size, one_thread
 from .step import StackStep
 
@@ -60,37 +59,22 @@ class Block:
     counts: Tensor
     rates: Tensor
 
-    def of_users(self, chosen: NDArray[np.int64]) -> Block:
-        """Some of the users, in this order."""
-        index = torch.from_numpy(chosen).to(self.counts.device, non_blocking=True)
-        steps = Steps(self.steps.rows[chosen], self.steps.counts[chosen], self.steps.widths[chosen])
+    def of_users(self, chosen: NDArray[np.int64] | slice, rooms: Mapping[str, int] | None = None) -> Block:
+        """Some of the users, in this order; with `rooms`, rows padded to these numbers and no step that nobody has."""
+        place = chosen if isinstance(chosen, slice) else torch.from_numpy(chosen)
+        index = place if isinstance(place, slice) else place.to(self.counts.device, non_blocking=True)
+        counts, rows = self.steps.counts[chosen], {name: one.of_users(index) for name, one in self.rows.items()}
+        longest = int((counts > 0).any(axis=0).sum()) if rooms else self.steps.longest  # steps leave no gaps
         return Block(
             self.users[chosen],
             self.owners[chosen],
             self.places[chosen],
-            steps,
-            {name: _picked(field, index) for name, field in self.examples.items()},
-            {name: TouchedRows(one.rows[index], one.used[index]) for name, one in self.rows.items()},
-            self.random_keys[index],
-            self.counts[index],
+            Steps(self.steps.rows[chosen, :longest], counts[:, :longest], self.steps.widths[chosen]),
+            {name: _picked(field, index)[:, :longest] for name, field in self.examples.items()},
+            {name: one.padded_to(rooms[name]) if rooms else one for name, one in rows.items()},
+            self.random_keys[index, :longest],
+            self.counts[index, :longest],
             self.rates[index],
-        )
-
-    def between(self, start: int, stop: int, rooms: Mapping[str, int]) -> Block:
-        """Users `start` to `stop`, with as many steps as the longest of them has, and rows padded to these numbers."""
-        users = slice(start, stop)
-        longest = int((self.steps.counts[users] > 0).any(axis=0).sum())  # steps follow each other without gaps
-        steps = Steps(self.steps.rows[users, :longest], self.steps.counts[users, :longest], self.steps.widths[users])
-        return Block(
-            self.users[users],
-            self.owners[users],
-            self.places[users],
-            steps,
-            {name: field[users, :longest] for name, field in self.examples.items()},
-            {name: self.rows[name].of_users(users).padded_to(room) for name, room in rooms.items()},
-            self.random_keys[users, :longest],
-            self.counts[users, :longest],
-            self.rates[users],
         )
 
     def tensors(self) -> list[Tensor]:
@@ -270,11 +254,11 @@ class Stacked:
         self, requests: Sequence[CohortRequest]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """All users, those with most examples first; the index of each user's request, and the place in its cohort."""
-        work = [self.problem.local.examples_of(self.problem.population, request.cohort.users) for request in requests]
-        owners = np.repeat(np.arange(len(requests)), [len(request.cohort.users) for request in requests])
-        order = np.lexsort((owners, -np.concatenate(work)))
-        places = np.concatenate([np.arange(len(request.cohort.users)) for request in requests])
-        return np.concatenate([request.cohort.users for request in requests])[order], owners[order], places[order]
+        cohorts = [request.cohort.users for request in requests]
+        users, places = np.concatenate(cohorts), np.concatenate([np.arange(len(one)) for one in cohorts])
+        owners = np.repeat(np.arange(len(requests)), [len(one) for one in cohorts])
+        order = np.lexsort((owners, -self.problem.local.examples_of(self.problem.population, users)))
+        return users[order], owners[order], places[order]
 
     def _prepare(
         self,
@@ -322,7 +306,7 @@ class Stacked:
         whole = whole.of_users(np.argsort(-kind.reshape(-1), kind="stable"))  # of one kind, most work stays first
         ends = np.cumsum(np.bincount(kind.reshape(-1))[::-1]).tolist()
         return [
-            whole.between(start, stop, dict(zip(fields, of_kind, strict=True)))
+            whole.of_users(slice(start, stop), dict(zip(fields, of_kind, strict=True)))
             for start, stop, of_kind in zip([0, *ends], ends, kinds[::-1].tolist(), strict=False)
         ]
 
@@ -460,8 +444,8 @@ class Stacked:
         return max(1, min(fitting, expected, _MAX_BLOCK))
 
 
-def _picked(field: Tensor, index: Tensor) -> Tensor:
+def _picked(field: Tensor, index: Tensor | slice) -> Tensor:
     """field[index], also for uint16, which torch cannot index."""
-    if field.dtype == torch.uint16:
+    if field.dtype == torch.uint16 and isinstance(index, Tensor):
         return field.view(torch.int16)[index].view(torch.uint16)
     return field[index]

@@ -28,9 +28,9 @@ from ...federated.backend import CohortRequest, LocalTrainer
 from ...federated.clipping import ClippedSum
 from ...privacy.events import Sampling
 from ..core.problem import Problem
-from .group import LostConnectionError, ProcessGroup
+from .group import ProcessGroup
 from .single import SingleProcess
-from .transport import PipeTransport, SharedMemory
+from .transport import LostConnectionError, PipeTransport, SharedMemory, SilentError, patience
 
 _MAX_WORKERS = 1024
 # One thread forks at a time: a worker of another run would inherit ends of this run's pipes, and keep them open.
@@ -89,6 +89,8 @@ class ForkedBackend:
             return SingleProcess(self._trainer).sums(requests)
         try:
             return self._group.sums(requests)
+        except SilentError:
+            raise
         except LostConnectionError as error:
             raise self._worker_error(error) from None
 
@@ -219,7 +221,8 @@ class ForkedBackend:
 
 def _startup_error(child: BaseProcess, peer: Connection) -> str:
     """The reason why a worker could not start; empty if it did."""
-    wait([peer, child.sentinel])
+    if not wait([peer, child.sentinel], patience()):
+        return f"it was silent for {patience():.0f} s"
     with suppress(EOFError, OSError):
         if peer.poll():
             return str(peer.recv())

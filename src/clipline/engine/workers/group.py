@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,11 +22,7 @@ from ...privacy.events import Sampling
 from ..core.problem import Problem
 from ..isolation.guard import exhausted
 from .single import add_up, finished
-from .transport import LOST, Transport
-
-
-class LostConnectionError(WorkerError):
-    """The connection to another process of the group was lost."""
+from .transport import LOST, LostConnectionError, Transport, patience
 
 
 @dataclass(eq=False)
@@ -44,6 +41,7 @@ class ProcessGroup:
     rank: int
     size: int
     transport: Transport
+    _longest: float = 0.0  # seconds of a round
     _synchronised: bool = True  # whether all other ranks wait for a broadcast: only then can rank 0 send one
     # What rank 0 requests. Kept: gloo may free a dropped tensor at interpreter exit.
     _header: Tensor = field(init=False)
@@ -58,6 +56,7 @@ class ProcessGroup:
         both only after all ranks have finished their shares.
         """
         self._synchronised = False
+        begun = time.monotonic()
         round_index = requests[0].round_index
         with connected(round_index):
             self._send_header(requests)
@@ -72,6 +71,7 @@ class ProcessGroup:
             for request, own, rows in zip(requests, params, personal, strict=True)
         ]
         sums, error = self._train_share(shared_requests)
+        self._longest = max(self._longest, time.monotonic() - begun)
         with connected(round_index):
             failed, failures = self._reduce(error)
             if not failed:
@@ -80,6 +80,7 @@ class ProcessGroup:
                     if request.personal is not None and rows is not None:
                         request.personal.tensors()[1].copy_(rows.tensors()[1])
         self._synchronised = True
+        self._longest = max(self._longest, time.monotonic() - begun)
         if error is not None:
             raise error
         for rank, text in failures.items():
@@ -167,7 +168,7 @@ class ProcessGroup:
 
     def _reduce(self, error: Exception | None) -> tuple[bool, dict[int, str]]:
         """Reduce all sums to rank 0, or gather the tracebacks there if a rank failed. Says whether one did."""
-        if not self.transport.any_failed(error is not None):
+        if not self.transport.any_failed(error is not None, patience(self._longest)):
             self.transport.reduce(self.rank)
             return False, {}
         texts = self.transport.tracebacks(_text(error))
@@ -186,6 +187,8 @@ def connected(round_index: int | None = None) -> Iterator[None]:
     """Turn errors of the transport into a `LostConnectionError`."""
     try:
         yield
+    except LostConnectionError:
+        raise
     except LOST as error:
         when = "" if round_index is None else f" in round {round_index}"
         raise LostConnectionError(

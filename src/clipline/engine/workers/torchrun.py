@@ -28,8 +28,8 @@ from ...federated.clipping import ClippedSum
 from ...lr_schedules import schedule_text
 from ...privacy.events import Sampling
 from ..core.problem import Problem
-from .group import LostConnectionError, ProcessGroup, connected
-from .transport import DistributedTransport
+from .group import ProcessGroup, connected
+from .transport import DistributedTransport, LostConnectionError
 
 TIMEOUT = timedelta(days=30)  # ranks wait while rank 0 evaluates or writes; torchrun ends all when one dies
 

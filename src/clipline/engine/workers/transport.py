@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...errors import WorkerError
 from ...federated.clipping import PartialSums
 
+SILENCE = 60.0  # seconds
+Result = TypeVar("Result")
 # What a lost peer raises: torch.distributed, a pipe whose other end was closed, and one that nobody reads any more.
 LOST = (RuntimeError, EOFError, OSError)
+
+
+def patience(longest: float = 0.0) -> float:
+    """Seconds that a rank may be silent: 60, or twenty times the longest round so far if that is more."""
+    return max(SILENCE, 20 * longest)
+
+
+class LostConnectionError(WorkerError):
+    """The connection to another process of the group was lost."""
+
+
+class SilentError(LostConnectionError):
+    """A process of the group did not answer in time, though its connection is whole: it may be stopped."""
+
+    def __init__(self, rank: int, size: int, seconds: float) -> None:
+        super().__init__(
+            f"worker {rank} of {size} was silent for {seconds:.0f} s, the limit ({SILENCE:.0f} s, or 20 rounds if they "
+            "take longer): see whether it is stopped or its machine is out of reach, then resume the run"
+        )
 
 
 class Transport(Protocol):
@@ -32,8 +59,11 @@ class Transport(Protocol):
         """The memory in which this rank adds up its users: one row for each run."""
         ...
 
-    def any_failed(self, failed: bool) -> bool:
-        """Whether any rank has failed. Waits for all: their partial sums are complete then."""
+    def any_failed(self, failed: bool, limit: float) -> bool:
+        """Whether any rank has failed. Waits for all: their partial sums are complete then.
+
+        Rank 0 waits at most `limit` seconds for each, and then raises a `SilentError`.
+        """
         ...
 
     def tracebacks(self, own: str) -> Sequence[str]:
@@ -71,9 +101,22 @@ class DistributedTransport:
         self._memory = torch.empty(shape, dtype=torch.float64, device=params[0].device)
         return PartialSums(self._memory)
 
-    def any_failed(self, failed: bool) -> bool:
-        """An all-reduce over gloo: it notices a lost process, where NCCL would hang."""
+    def any_failed(self, failed: bool, limit: float) -> bool:
+        """An all-reduce over gloo, once rank 0 has heard each: it notices a lost process, where NCCL would hang."""
         flag = torch.tensor([float(failed)])
+        if dist.get_rank():
+            dist.send(flag, dst=0)
+        else:
+            said = [dist.irecv(torch.zeros(1), src=rank) for rank in range(1, dist.get_world_size())]
+            for rank, work in enumerate(said, start=1):
+                begun = time.monotonic()
+                try:
+                    assert work is not None
+                    work.wait(timedelta(seconds=limit))
+                except RuntimeError:
+                    if time.monotonic() - begun < limit:
+                        raise  # lost, and not silent
+                    raise SilentError(rank, dist.get_world_size(), limit) from None
         dist.all_reduce(flag)
         return bool(flag.item())
 
@@ -115,6 +158,8 @@ class PipeTransport:
         """`peers` are all other ranks where this one `leads`, or else rank 0 alone."""
         self._memory, self._peers, self._leads = memory, peers, leads
         self._runs = 0  # of this round
+        if leads:
+            self._allow(patience())
 
     def share(self, values: Tensor) -> None:
         """Rank 0 writes the values into each pipe."""
@@ -122,6 +167,14 @@ class PipeTransport:
             self._send(_bytes(values))
         else:
             self._peers[0].recv_bytes_into(_bytes(values))
+
+    def _allow(self, limit: float) -> None:
+        """Rank 0 waits so long for a worker that neither reads nor writes: the system then fails the call."""
+        self._limit = limit
+        for peer in self._peers:
+            with socket.fromfd(peer.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as one:
+                for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                    one.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit), int(limit % 1 * 1e6)))
 
     def share_params(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
         """Rank 0 copies its parameters into the shared memory, and says when they are there."""
@@ -139,10 +192,11 @@ class PipeTransport:
         self._runs = len(params)
         return PartialSums(self._memory.sums[rank, : self._runs])
 
-    def any_failed(self, failed: bool) -> bool:
+    def any_failed(self, failed: bool, limit: float) -> bool:
         """Rank 0 hears all, and tells all."""
         if self._leads:
-            anybody = any([failed, *(peer.recv_bytes() == b"1" for peer in self._peers)])
+            self._allow(limit)
+            anybody = any([failed, *(said == b"1" for said in self._hear())])
             self._send(b"1" if anybody else b"0")
             return anybody
         self._send(b"1" if failed else b"0")
@@ -151,7 +205,7 @@ class PipeTransport:
     def tracebacks(self, own: str) -> Sequence[str]:
         """Rank 0 hears all."""
         if self._leads:
-            return [own, *(peer.recv_bytes().decode() for peer in self._peers)]
+            return [own, *(said.decode() for said in self._hear())]
         self._send(own.encode())
         return ()
 
@@ -162,8 +216,7 @@ class PipeTransport:
         for other in slices[1:]:
             slices[0].add_(other)
         if self._leads:
-            for peer in self._peers:
-                peer.recv_bytes()
+            self._hear()
         else:
             self._send(b".")
 
@@ -172,14 +225,22 @@ class PipeTransport:
         if not self._leads:
             self._send(_bytes(values))
             return
-        sent = torch.empty_like(values)
-        for peer in self._peers:
-            peer.recv_bytes_into(_bytes(sent))
-            values += sent
+        for sent in self._hear():
+            values += torch.frombuffer(bytearray(sent), dtype=values.dtype).view_as(values) if sent else 0
+
+    def _hear(self) -> list[bytes]:
+        """One message of each other rank."""
+        return [self._in_time(rank, peer.recv_bytes) for rank, peer in enumerate(self._peers, start=1)]
 
     def _send(self, message: bytes | memoryview) -> None:
-        for peer in self._peers:
-            peer.send_bytes(message)
+        for rank, peer in enumerate(self._peers, start=1):
+            self._in_time(rank, partial(peer.send_bytes, message))
+
+    def _in_time(self, rank: int, call: Callable[[], Result]) -> Result:
+        try:
+            return call()
+        except BlockingIOError:  # the time that `_allow` gave is over
+            raise SilentError(rank, len(self._memory.sums), self._limit) from None
 
 
 def _bytes(values: Tensor) -> memoryview:

@@ -6,7 +6,7 @@ and unrolled by the compiler it would be thousands of small steps.
 Plain twin: `nn.GRU`, which also runs where users train one by one.
 Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/gpu/kernels/test_gru.py and tests/engine/stacked/test_sequence_layers.py.
-Buys: 349 ms a round one by one, 42 stacked (50 users, 16 wide, 20 steps, one core; docs/engine.md).
+Buys: 349 ms a round one by one, 42 stacked (50 users, 16 wide, 20 steps, one core; docs/explanation/engine.md).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core.products import product_of_rows
-from ...core.vmap_axis import users_first
+from ...core.vmap_axis import product_of_rows, users_first
 
 
 @torch.library.custom_op("clipline::stacked_gru", mutates_args=())

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from ...core.precision import kernels_in_use
-from ...core.products import product_of_rows
-from ...core.vmap_axis import product_width, users_first
+from ...core.vmap_axis import product_of_rows, product_width, users_first
 from . import lstm_cuda
 
 try:
