@@ -306,12 +306,19 @@ def _gone_on(state: TrainState, training: Training) -> TrainState:
 
     Banded noise goes on too, but not for a second time from one state, unless it is the same again: rounds that shared
     their earlier noise with others would cost more than the ledger says. Then, and in a state of another training,
-    whose groups or users may be others, it begins anew.
+    whose groups or users may be others, it begins anew. From a seed it cannot: what is drawn would be drawn again.
     """
-    mechanism, noise = training.algorithm.mechanism, state.noise
-    again = noise is not None and noise.spent and training.privacy.noise_source == "system"
-    if noise is None or again or noise.made_by is not mechanism:
+    mechanism, noise, seeded = training.algorithm.mechanism, state.noise, training.privacy.noise_source == "seed"
+    if noise is None or noise.made_by is not mechanism or (noise.spent and not seeded):
         noise = mechanism.begin(state.round_index)
+        if noise is not None and seeded and state.round_index:
+            raise refuse(
+                "state", f"of round {state.round_index} of another training",
+                "one of this training where banded noise comes from a seed: two noises of the same draws hide nothing",
+                "go on with the training that made it, resume its run directory, or take noise_source='system'",
+            )  # fmt: skip
+    elif noise.spent:
+        noise = noise.again()
     ledger = state.ledger.with_statistics(training.preprocessing.events)
     return state if ledger == state.ledger and noise is state.noise else replace(state, ledger=ledger, noise=noise)
 

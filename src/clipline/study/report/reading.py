@@ -45,6 +45,7 @@ _LIBRARY = {
     "clip": ("clip.type",),
     "quantile": ("clip.quantile",),
     "fixed_clip": ("clip.clip", "clip.value"),
+    "bands": ("noise.bands",),
     **{
         name: (f"privacy.{name}",)
         for name in ("noise_source", "population_size", "sampling", "count_stddev", "relation", "delta")
@@ -332,6 +333,10 @@ def _broken_terms(files: RunFiles, ledger: Ledger, columns: Columns) -> list[str
     if isinstance(cohort, int) and isinstance(users, int) and users > 0:
         drawn = f"settings.toml has {cohort:,} of {users:,} users"
         found += [f"{LEDGER} charges {one.sampling}, {drawn}" for one in events if not _drawn(one, cohort, users)]
+    bands = notes.get("bands", 1)  # of independent noise, which has one, nothing is noted
+    for told in dict.fromkeys((bands, asked if isinstance(asked := _setting(settings, "bands"), int) else bands)):
+        wrong = [one.sampling for one in events if getattr(one.sampling, "bands", 1) != told]
+        found += [f"{LEDGER} charges {sampling}, settings.toml has {told} bands" for sampling in wrong]
     promised = files.card.get("guarantee", {})
     sources = {"settings.toml": notes.get("delta"), METRICS: _last(columns.get("delta", ())),
                "the model's card": promised.get("delta")}  # fmt: skip
