@@ -279,6 +279,48 @@ def test_noise_that_a_run_directory_holds_goes_on_from_there_alone(tmp_path):
     assert [count for _, count in one.run(state=alone.state).state.ledger.entries] == [14]
 
 
+def test_a_state_of_a_run_that_failed_does_not_share_its_noise_with_the_folder(tmp_path):
+    class Fails(Kept):
+        def on_round(self, report, state):
+            if state.round_index == 6:
+                self.state = state
+                raise Gone
+
+    training = made("system")
+    with pytest.raises(Gone):
+        training.run([cl.RunDirectory(tmp_path / "r"), failing := Fails()])
+    here = training.run(state=failing.state)
+    there = made("system").resume(tmp_path / "r")
+    counts = [[count for _, count in one.state.ledger.entries] for one in (here, there)]
+    assert sorted(counts) == [[6, 8], [14]]
+
+
+def test_a_noise_is_stored_in_one_folder_only(tmp_path):
+    two = [cl.RunDirectory(tmp_path / name) for name in ("a", "b")]
+    with pytest.raises(SettingError, match="two run directories"):
+        made("system").run(two)
+    made("system", bands=1).run(two)
+
+
+def renamed(*, users=USERS, name=str):
+    names = np.repeat([name(user) for user in range(users)], 3)
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((len(names), 6)), rng.integers(0, 3, len(names))
+    return Population.from_arrays(names, x=x.astype(np.float32), y=y)
+
+
+@pytest.mark.parametrize("source", ["seed", "system"])
+def test_a_run_does_not_go_on_with_a_user_who_is_renamed_or_added(tmp_path, source):
+    """Under another name a user may be in another group, and so come twice within the rounds that share noise."""
+    privacy, people = {"population_size": USERS}, renamed()
+    made(source, privacy=privacy, population=people).run([cl.RunDirectory(tmp_path / "r"), StopAfter(6)])
+    others = [renamed(name=lambda user: "x" if user == 7 else str(user)), renamed(users=USERS + 1)]
+    for other in others:
+        with pytest.raises(cl.CliplineError, match="the data have changed: restore them"):
+            made(source, privacy=privacy, population=other).resume(tmp_path / "r")
+    assert made(source, privacy=privacy, population=people).resume(tmp_path / "r").guarantee.rounds == ROUNDS
+
+
 def test_noise_that_begins_anew_is_charged_before_the_budget_is(tmp_path):
     """Blocks that are not full are paid for twice, by a run that was killed and goes on with other noise."""
     privacy = {"epsilon": 3.0, "noise_multiplier": None}
@@ -324,6 +366,15 @@ def test_files_of_a_run_agree_with_its_guarantee(tmp_path):
     assert [(line["round"], line["index"], line["bands"]) for line in lines] == [(t, t, BANDS) for t in range(9)]
     assert "bands = 4" in (tmp_path / "r" / "settings.toml").read_text(encoding="utf-8")
     assert cl.load(tmp_path / "r", model=linear_float32()).guarantee == result.guarantee
+
+
+def test_a_report_finds_noise_hopeless_only_by_what_stays_of_it(tmp_path):
+    """21 parameters and 10 users: 2 clips of noise is z = 4.4; bands leave less than half of 5 in the models."""
+    training = made("system", privacy={"noise_multiplier": 5.0, "count_stddev": 20.0}, bands=10)
+    assert training.noise_norm < 2 < float(training.algorithm.mechanism.delta_noise_multiplier) * 21**0.5 / M
+    result = training.run([cl.RunDirectory(tmp_path / "r")])
+    assert "hopeless_noise" not in {finding.kind for finding in result.findings}
+    assert read_run_directory(tmp_path / "r").findings == [str(finding) for finding in result.findings]
 
 
 @pytest.mark.parametrize(
