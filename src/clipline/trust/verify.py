@@ -24,8 +24,19 @@ from ..privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSam
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
+from ..training.durable import damage
 from ..training.model_card import guarantee_json
-from ..training.run_files import CHECKPOINT, LEDGER, METRICS, MODEL, SETTINGS, RunFiles, read_run
+from ..training.run_files import (
+    CHECKPOINT,
+    LEDGER,
+    METRICS,
+    MODEL,
+    OLDER,
+    SETTINGS,
+    RunFiles,
+    can_go_on,
+    read_run,
+)
 
 _SAME, _CLOSE = 1e-9, 0.01  # relative: numbers that were copied; an epsilon by another version's accountant
 _LIBRARY = "privacy."  # before names in a settings file that `RunDirectory` wrote itself
@@ -50,8 +61,8 @@ def verify(path: Path) -> Verified:
     if not path.is_dir() or not any((path / name).is_file() for name in (SETTINGS, LEDGER, METRICS)):
         raise RunError(f"path={str(path)!r} holds no run: give a run directory, as clipline train writes it")
     files = read_run(path)
-    problems = [*files.problems, *_missing(path)]
-    finished = (path / MODEL).is_file() and not (path / CHECKPOINT).is_file()
+    problems = [*files.problems, *_missing(path), *_damaged(path)]
+    finished = (path / MODEL).is_file() and not can_go_on(path)
     if finished and not files.card:
         problems.append(f"{MODEL} has no card, or one that cannot be read")
     ledger = Ledger() if files.ledger is None else files.ledger
@@ -71,8 +82,15 @@ def verify(path: Path) -> Verified:
 
 def _missing(path: Path) -> Iterator[str]:
     expected = [SETTINGS, LEDGER, METRICS]
-    expected += [] if (path / CHECKPOINT).is_file() else [MODEL]
+    expected += [] if can_go_on(path) else [MODEL]
     yield from (f"{name} is missing" for name in expected if not (path / name).is_file())
+
+
+def _damaged(path: Path) -> Iterator[str]:
+    """What tensors and metadata say of themselves."""
+    for name in (MODEL, CHECKPOINT, OLDER):
+        if (path / name).is_file() and (wrong := damage(path / name)) is not None:
+            yield f"{name} is damaged: {wrong}"
 
 
 def _rounds(files: RunFiles, ledger: Ledger, finished: bool) -> Iterator[str]:

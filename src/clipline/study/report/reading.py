@@ -22,7 +22,7 @@ from ...privacy.ledger import Ledger
 from ...privacy.relations import Relation
 from ...tasks import main_metric_of
 from ...training.diagnosis import BestAndLast, Known, best_and_last, diagnose
-from ...training.run_files import CHECKPOINT, LEDGER, METRICS, MODEL, RunFiles, flat, is_run_directory, read_run
+from ...training.run_files import LEDGER, METRICS, MODEL, RunFiles, can_go_on, flat, is_run_directory, read_run
 
 if TYPE_CHECKING:
     from ..directory import Figure
@@ -256,7 +256,7 @@ def _state(path: Path, done: int, files: RunFiles) -> str:
     planned = files.settings.get("rounds")
     if not (path / MODEL).exists():
         return "not ended"
-    if (path / CHECKPOINT).exists():
+    if can_go_on(path):
         return "interrupted"
     if files.card.get("stopped") == "early":
         return "early"
