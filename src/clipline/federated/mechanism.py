@@ -42,7 +42,7 @@ class IndependentNoise:
 @refuses_unknown_keywords
 @dataclass(frozen=True)
 class BandedNoise:
-    """Noise of `bands` consecutive rounds that cancels in their sum, and so in the model; see guarantees.md.
+    """Noise of `bands` consecutive rounds that cancels in their sum, and so in the model; see proofs.md (docs).
 
     Users are drawn from as many groups in turn, by a hash of their ids. The same epsilon then leaves less noise in the
     model, the less the smaller the cohort is beside the population. Bands cost memory: for each but the first a vector

@@ -26,7 +26,7 @@ from ..privacy.guarantee import ACCOUNTANTS, SAMPLERS, Guarantee
 from ..privacy.relations import Relation
 from ..settings import toml_text
 from . import durable
-from .run_files import CARD_KEY, MODEL, finite_or_none
+from .run_files import CARD_KEY, MODEL, finite_or_none, guarantee_json
 
 if TYPE_CHECKING:
     from .result import TrainResult
@@ -153,12 +153,6 @@ saved = clipline.load("this folder", model=...)  # an untrained model of the sam
 saved.predict(table)
 ```
 """
-
-
-def guarantee_json(guarantee: Guarantee) -> dict[str, Any]:
-    """The fields of a guarantee; an infinite epsilon is null."""
-    values = {field.name: getattr(guarantee, field.name) for field in fields_of(guarantee)}
-    return {**values, "epsilon": finite_or_none(guarantee.epsilon), "relation": str(guarantee.relation)}
 
 
 def guarantee_from(entries: Mapping[str, Any]) -> Guarantee:
