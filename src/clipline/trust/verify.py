@@ -156,6 +156,10 @@ def _terms(files: RunFiles, ledger: Ledger) -> Iterator[str]:
         for event in ledger.events:
             if event.statistic is None and not _drawn(event, cohort, users):
                 yield f"{LEDGER} charges {event.sampling}, {SETTINGS} has {cohort:,} of {users:,} users"
+    for name, bands in _bands(files):
+        for event in ledger.events:
+            if event.statistic is None and bands != getattr(event.sampling, "bands", 1):
+                yield f"{LEDGER} charges {event.sampling}, {name} has {bands} bands of noise"
     about = files.card.get("settings")
     for name in ("rounds", "cohort_size"):
         if isinstance(about, dict) and about.get(name) != files.settings.get(name):
@@ -164,6 +168,16 @@ def _terms(files: RunFiles, ledger: Ledger) -> Iterator[str]:
         for name, value in resolved.items():
             if (noted := files.notes.get(name)) != value:
                 yield f"{name} is {value} in the model's card and {noted} in {SETTINGS}"
+
+
+def _bands(files: RunFiles) -> Iterator[tuple[str, object]]:
+    """How many bands the noise has, by each file that tells; independent noise, which has one, is not mentioned."""
+    yield SETTINGS, files.notes.get("bands", 1)
+    asked = files.settings.get("noise.bands", files.settings.get("bands"))
+    if isinstance(asked, int):
+        yield SETTINGS, asked
+    if isinstance(resolved := files.card.get("resolved"), dict):
+        yield "the model's card", resolved.get("bands", 1)
 
 
 def _drawn(event: GaussianEvent, cohort: int, users: int) -> bool:

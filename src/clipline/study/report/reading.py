@@ -233,11 +233,12 @@ def _known(run: ReportedRun, kept: object) -> Known:
         value if isinstance(value, int) and value > 0 else None
         for value in (run.setting("cohort_size"), run.resolved.get("parameters"))
     )
+    lasting = finite(run.resolved.get("lasting_share", 1.0)) or 1.0
     return Known(
         target=run.target,
         cohort_size=cohort,
         count_stddev=finite(run.resolved.get("count_stddev")),
-        noise_norm=noise_norm(z, cohort, parameters) if z is not None and cohort and parameters else None,
+        noise_norm=noise_norm(z * lasting, cohort, parameters) if z is not None and cohort and parameters else None,
         metric=str(run.resolved["metric"]) if "metric" in run.resolved else None,
         facts={name: str(value) for name, value in run.about.items()},
         kept=kept if isinstance(kept, int) and 0 < kept < len(run.round) else None,
