@@ -106,7 +106,7 @@ def test_the_checkpoint_before_the_last_is_kept_and_stands_in_for_a_damaged_one(
     assert sorted(one.name for one in tmp_path.iterdir()) == [OLDER, CHECKPOINT]
     assert load_last(path, "cpu", "").round_index == 3
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    with pytest.warns(DamagedCheckpointWarning, match="is damaged, .*from the checkpoint before, after 2 rounds"):
+    with pytest.warns(DamagedCheckpointWarning, match="is damaged .*from the checkpoint before it, after 2 rounds"):
         state = load_last(path, "cpu", "")
     assert torch.equal(state.params, second.params)
     assert state.ledger == second.ledger

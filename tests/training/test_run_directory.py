@@ -298,7 +298,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_every_round_stays_
         with pytest.raises(RunError, match="is damaged, its checksum is that of other content: start the run again"):
             training().resume(tmp_path / "r")
         return
-    with pytest.warns(DamagedCheckpointWarning, match="goes on from the checkpoint before, after 2 rounds"):
+    with pytest.warns(DamagedCheckpointWarning, match="goes on from the checkpoint before it, after 2 rounds"):
         result = training().resume(tmp_path / "r", [StopAtOnce()])
     assert (result.state.round_index, result.guarantee.rounds) == (2, 5)
     assert Ledger.read(tmp_path / "r" / LEDGER).rounds == 5

@@ -176,12 +176,13 @@ def load_last(path: Path, device: torch.device | str, circumstances: str) -> Tra
     older = path.with_name(OLDER)
     try:
         return load_checkpoint(path, device, circumstances)
-    except DamagedError as error:
+    except DamagedError:
         if not older.is_file():
             raise
         state = load_checkpoint(older, device, circumstances)
         warnings.warn(
-            f"{error}; the run goes on from the checkpoint before, after {state.round_index} rounds",
+            f"{str(path)!r} is damaged or missing: the run goes on from the checkpoint before it, after "
+            f"{state.round_index} rounds",
             DamagedCheckpointWarning,
             stacklevel=2,
         )
