@@ -6,8 +6,8 @@ python benchmarks/noise_table.py prepare --shared ../shared/data        # once: 
 python benchmarks/noise_table.py run [--device cuda] [--processes 8] [--tasks H,E] [--seconds 300]
 python benchmarks/noise_table.py table                                  # docs/howto/noise.md's table and picture
 
-A run is a line of `--out`, by default results/noise.jsonl; what is there already is not run again. Seeds are paired:
-the same seed has the same cohort stream and the same first weights in every column.
+A run is a line of `--out`, by default results/untuned/noise.jsonl; what is there already is not run again. Seeds are
+paired: the same seed has the same cohort stream and the same first weights in every column.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import nn
 
 HERE = Path(__file__).resolve().parent
-RESULTS, STORES = HERE / "results" / "noise.jsonl", HERE / ".stores" / "noise"
+RESULTS, STORES = HERE / "results" / "untuned" / "noise.jsonl", HERE / ".stores" / "noise"
 PAGE, PICTURE = HERE.parent / "docs" / "howto" / "noise.md", HERE.parent / "docs" / "images" / "noise.png"
 ROUNDS, SEEDS = 150, 10
 WORDS, TAGS = 300, 30

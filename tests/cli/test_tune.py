@@ -169,8 +169,8 @@ def test_a_search_on_the_private_data_is_charged_as_a_whole(mine, tmp_path):
     for name in ("tuned/tune.json", "tuned/tune.html"):
         assert str(seed) not in (tmp_path / name).read_text(encoding="utf-8")
     # The final training is the chosen run, made again: the same metric, to the last digits.
-    flags = ["--config", "tuned/final.toml", "--workers", 1, "--out", "trained", "--json"]
-    code, out, err = mine("train", "mine.py", *flags)
+    final = ["--config", "tuned/final.toml", "--workers", 1, "--out", "trained", "--json"]
+    code, out, err = mine("train", "mine.py", *final)
     assert code == 0, err
     record = StudyDirectory.existing(tmp_path / "tuned/private").record(facts["chosen"]["run"])
     assert json.loads(out.splitlines()[-1])["metric"] == pytest.approx(record.final["accuracy"])

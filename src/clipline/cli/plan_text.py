@@ -193,7 +193,7 @@ def table_text(table: NoiseTable, explain: bool = False) -> str:
             explain, "1 is independent noise; the memory is a vector of the model's size for each other"
         )
         lines += _grid(table, lambda cell: f"{cell.bands}, {_gain(cell.gain)}x " if cell.bands > 1 else "1 ", explain)
-        lines += ["    noise cancels over so many rounds: train with --noise banded (docs/howto/noise.md)"]
+        lines += ["    later noise cancels part of earlier noise: train with --noise banded"]
         lines += ["", "  noise that stays in the models, as the multiplier of independent noise:"]
     else:
         lines += ["", "  noise multiplier of the whole round:"]

@@ -56,7 +56,7 @@ def test_some_users_of_a_block_in_any_order(chosen, label):
 @pytest.mark.parametrize(("start", "stop", "longest", "room"), [(0, 3, 2, 2), (1, 3, 2, 2), (2, 3, 1, 1), (1, 1, 0, 1)])
 def test_users_side_by_side_with_their_own_steps_and_rows_alone(start, stop, longest, room):
     whole = made()
-    block = whole.between(start, stop, {"w": room})
+    block = whole.of_users(slice(start, stop), {"w": room})
     assert block.steps.longest == longest
     assert_same(block, whole, slice(start, stop), longest, room)
     assert block.rows["w"].rows.is_contiguous()
