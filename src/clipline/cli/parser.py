@@ -231,6 +231,7 @@ app = Group(
         "tasks": ".tasks",
         "study": ".study",
         "selftest": ".selftest",
+        "audit": ".audit",
         "verify": ".verify",
         "card": ".card",
         "data": ".data",

@@ -224,7 +224,11 @@ def resolved(training: Training) -> dict[str, Any]:
         "noise_multiplier": training.noise_multiplier,
         "delta_noise_multiplier": float(mechanism.delta_noise_multiplier),
         "count_stddev": mechanism.count_stddev,
-        **({"bands": training.noise.bands} if hasattr(training.noise, "bands") else {}),
+        **(
+            {"bands": training.noise.bands, "lasting_share": mechanism.lasting_share}
+            if hasattr(training.noise, "bands")
+            else {}
+        ),
         "delta": training.delta,
         "relation": str(training.relation),
         **({} if training.declared else {"users": len(training.population)}),  # declared: how many came is private

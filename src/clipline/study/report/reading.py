@@ -16,7 +16,7 @@ from ...metric_direction import better_facts
 from ...privacy.feasibility import noise_norm
 from ...tasks import main_metric_of
 from ...training.diagnosis import BestAndLast, Known, best_and_last, diagnose
-from ...training.run_files import CHECKPOINT, MODEL, RunFiles, flat, is_run_directory
+from ...training.run_files import MODEL, RunFiles, can_go_on, flat, is_run_directory
 from ...trust.verify import Verified, verify
 
 if TYPE_CHECKING:
@@ -233,11 +233,12 @@ def _known(run: ReportedRun, kept: object) -> Known:
         value if isinstance(value, int) and value > 0 else None
         for value in (run.setting("cohort_size"), run.resolved.get("parameters"))
     )
+    lasting = finite(run.resolved.get("lasting_share", 1.0)) or 1.0
     return Known(
         target=run.target,
         cohort_size=cohort,
         count_stddev=finite(run.resolved.get("count_stddev")),
-        noise_norm=noise_norm(z, cohort, parameters) if z is not None and cohort and parameters else None,
+        noise_norm=noise_norm(z * lasting, cohort, parameters) if z is not None and cohort and parameters else None,
         metric=str(run.resolved["metric"]) if "metric" in run.resolved else None,
         facts={name: str(value) for name, value in run.about.items()},
         kept=kept if isinstance(kept, int) and 0 < kept < len(run.round) else None,
@@ -250,7 +251,7 @@ def _state(path: Path, done: int, files: RunFiles) -> str:
     planned = files.settings.get("rounds")
     if not (path / MODEL).exists():
         return "not ended"
-    if (path / CHECKPOINT).exists():
+    if can_go_on(path):
         return "interrupted"
     if files.card.get("stopped") == "early":
         return "early"
