@@ -202,7 +202,7 @@ def small_training(rounds: int, clip=None, noise_multiplier: float = 0.5, **opti
 class Uncompiled:
     """A traced step that runs operation by operation, in place of a compiled one: compiling takes minutes, or a GPU."""
 
-    versions, one_number = 1, False
+    one_number = False
 
     def __init__(self, graph, inputs, by_user):
         self.graph = graph
