@@ -32,11 +32,11 @@ from clipline.errors import CliplineError
 CASES = Path(__file__).parent / "cases"
 SECONDS, MEMORY = 20, 3 << 30  # of one input
 TOKENS = [
-    b"", b"\0", b"\x1b[31m", b"\x9b", b"\xff\xfe", b"\xef\xbb\xbf", b"\n", b"\r\n", b"\t", b'"', b"'", b",", b";", b"[", b"]",
-    b"{", b"}", b"[" * 100, b"null", b"true", b"NaN", b"nan", b"-nan", b"Infinity", b"-inf", b"1e400", b"1e-400", b"-1", b"0",
-    b"00", b"1.5", b"-0.0", b"9" * 400, b"9" * 5000, b"18446744073709551616", b"2147483648", b"-9223372036854775809",
-    b"\xe2\x80\xae", b"\xed\xa0\x80", b"../../x", b"/etc/passwd", b"x" * 5000, b"1979-05-27", b"<script>", b"%s%n", b"\\u0000",
-    b"1_000", b"0x1f", b"{}", b"[]", b'""', b'{"a":1}',
+    b"", b"\x00", b"\x1b[31m", b"\x9b", b"\xff\xfe", b"\xef\xbb\xbf", b"\n", b"\r\n", b"\t", b'"', b"'", b",", b";",
+    b"[", b"]", b"{", b"}", b"[" * 100, b"null", b"true", b"NaN", b"nan", b"-nan", b"Infinity", b"-inf", b"1e400",
+    b"1e-400", b"-1", b"0", b"00", b"1.5", b"-0.0", b"9" * 400, b"9" * 5000, b"18446744073709551616", b"2147483648",
+    b"-9223372036854775809", b"\xe2\x80\xae", b"\xed\xa0\x80", b"../../x", b"/etc/passwd", b"x" * 5000,
+    b"1979-05-27", b"<script>", b"%s%n", b"\\u0000", b"1_000", b"0x1f", b"{}", b"[]", b'""', b'{"a":1}',
 ]  # fmt: skip
 ODD = [
     None, True, -1, 0, 1.5, 1e308, 10**400, "", "x", "\x1b[31m", "\x00", "9" * 5000, [], {}, [["x"]], float("nan"),
@@ -188,7 +188,7 @@ def hostile(text: str) -> bool:
 
 
 def outcome(target: Target, folder: Path) -> str:
-    """"read" or "refused"; whatever else came of it begins with "!"."""
+    """ "read" or "refused"; whatever else came of it begins with "!"."""
     spoken = io.StringIO()
     try:
         with (
@@ -262,7 +262,7 @@ def batch(target: Target, seed: int, count: int, work: Path) -> tuple[Counter, l
         code = 1
         try:
             os.chdir(work)
-            with open(os.devnull, "w") as nowhere:
+            with Path(os.devnull).open("w") as nowhere:
                 os.dup2(nowhere.fileno(), 2)
             _child(target, seed, count, work)
             code = 0
@@ -285,4 +285,3 @@ def cases(targets: list[Target]):
     by_name = {target.name: target for target in targets}
     for path in sorted(CASES.glob("*/*")):
         yield by_name[path.parent.name], path.name.partition(".")[2], path.read_bytes()
-
