@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import numpy as np
 import pytest
@@ -388,11 +389,13 @@ class Power(InProcessGrid):
     """The power fails when messages are pushed for the given time. Before, everything must be on disk."""
 
     def __init__(self, made, folder, fails_at=None):
-        super().__init__(app(), USERS)
+        super().__init__(app(made.upload), USERS)
         self.made, self.folder, self.fails_at, self.pushed = made, folder, fails_at, 0
 
     def push_messages(self, messages):
         messages = list(messages)
+        if "arrays" not in messages[0].content:  # a later stage of a secure sum
+            return super().push_messages(messages)
         t = messages[0].content["clipline"]["round"]
         state = load_checkpoint(self.folder / "checkpoint.safetensors", "cpu", str(Circumstances(self.made)))
         sent = messages[0].content["arrays"].to_torch_state_dict()
@@ -418,6 +421,28 @@ def test_a_server_that_died_goes_on_and_forgets_no_release(fails_at, tmp_path):
     assert again.pushed == made.rounds - (fails_at - 1)
     assert result.guarantee.rounds == result.state.ledger.rounds == made.rounds
     assert serving.asked.most == made.rounds + 1  # the one that was asked in vain
+
+
+@pytest.mark.parametrize("upload", [None, cl.SecureSum(24)], ids=str)
+def test_with_an_evaluation_too_a_round_is_on_disk_before_the_next_parameters_leave(upload, tmp_path, monkeypatch):
+    begun = []
+
+    def slow(training, ledger, before=cl.Training.accounting):
+        def account():
+            begun.append(ledger.rounds)
+            time.sleep(0.2)
+            return before(training, ledger)()
+
+        return account
+
+    monkeypatch.setattr(cl.Training, "accounting", slow)
+    folder, made = tmp_path / "run", training(upload, noise_multiplier=0.5, count_stddev=1.0)
+    evaluate = cl.Evaluate(lambda model: {"length": float(model.z.norm())}, every=1)
+    nodes = Power(made, folder)
+    result = strategy(made).run(nodes, folder, [evaluate, cl.Callback()])
+    assert nodes.pushed == made.rounds
+    assert set(begun) >= {1, 2, 3, 4}
+    assert all(report.metrics for report in result.reports)
 
 
 def test_a_release_that_was_not_stored_is_charged_again(tmp_path):
