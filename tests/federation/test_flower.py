@@ -214,6 +214,47 @@ def test_a_reply_that_flower_cannot_unpack_ends_nothing(tmp_path):
     assert serving.unprivate_replies["malformed"] == 1
 
 
+def garbled(stage, value):
+    """What the first node sends in a stage of a secure sum is replaced, where it is of these bytes."""
+
+    def lie(reply):
+        record = reply.content["reply"]
+        if isinstance(record, ConfigRecord) and {len(own) for own in record.values()} == {stage}:
+            return put(reply, RecordDict({"reply": ConfigRecord(dict.fromkeys(record, value))}))
+        return reply
+
+    return lie
+
+
+KEYS, BOX, SHARE = 64, 160, 66
+
+
+@pytest.mark.parametrize(
+    ("stage", "value", "attempts", "counted"),
+    [
+        (KEYS, bytes(32) + bytes([1]) + bytes(31), 1, True),  # points with which nobody can agree on a secret
+        (KEYS, b"short", 1, True),
+        (BOX, bytes(159), 1, True),
+        (BOX, bytes(160), 2, False),  # that nobody can open: left out of the second attempt
+        (SHARE, bytes(66), 1, False),
+        (SHARE, bytes(65), 1, True),
+    ],
+    ids=["weak keys", "short keys", "short box", "closed box", "wrong share", "short share"],
+)
+def test_one_bad_client_does_not_end_a_secure_round(stage, value, attempts, counted, tmp_path):
+    upload = cl.SecureSum(24)
+    made = training(upload, noise_multiplier=0.5, count_stddev=1.0)
+    release, serving = one_sum(made, Lying(garbled(stage, value), upload), tmp_path)
+    assert serving.sums == attempts
+    assert (serving.unprivate_replies["malformed"] == 1) == counted
+    # With the noise taken off: the sum of the others, or of all where only its shares are wrong.
+    noise = of_nobody(made).mean * USERS
+    first = 0 if stage == SHARE else 1
+    code = made.algorithm.mechanism.code
+    most = 2 * USERS * np.sqrt(code.dim) * code.unit * CLIP
+    assert float((release.mean * USERS - noise - JOINT[first:, :-1].sum(dim=0)).norm()) < most < 1e-2
+
+
 class Silent(InProcessGrid):
     """Only the first `alive` nodes ever reply."""
 

@@ -287,7 +287,8 @@ class Run:
         """What callbacks measure of the state, begun in the background."""
         measuring = [callback.measure for callback in self._callbacks if hasattr(callback, "measure")]
         begun = [future for measure in measuring if (future := measure(self._state, last=last)) is not None]
-        if self._waits_for_metrics or self._training.problem.draws_globally:  # both would draw from torch's global generator
+        # Where training draws from torch's global generator, a metric would draw from it at the same time.
+        if self._waits_for_metrics or self._training.problem.draws_globally:
             wait(begun)
         return begun
 
