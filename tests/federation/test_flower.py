@@ -331,6 +331,16 @@ def test_a_cohort_below_least_replies_is_not_filled_up_where_the_server_adds_the
     assert nodes.stages == []
 
 
+def test_no_cohort_is_drawn_before_enough_nodes_are_online(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("time.sleep", lambda seconds: online.append(1000 + len(online)))
+    nodes, online = grid(), [1000]
+    monkeypatch.setattr(nodes, "get_node_ids", lambda: list(online))
+    serving = strategy(training(rounds=1), least_replies=5)
+    serving.run(nodes, tmp_path / "run")
+    assert serving.unprivate_replies["taken"] == len(online) == 5
+    assert capsys.readouterr().err.count("waiting for more nodes: 1 are online") == 1
+
+
 @pytest.mark.parametrize(("count", "opened"), [(1, True), (2, False)])
 def test_nodes_that_fill_up_are_no_replies(count, opened, tmp_path):
     upload, made = secure(least_survivors=3)

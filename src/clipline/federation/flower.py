@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..console import tell
 from ..errors import RunError, check_number, check_whole, refuse
 from ..federated.backend import CohortRequest
 from ..federated.clipping import ClippedSum, ModularSum, PartialSums
@@ -198,7 +199,11 @@ class AdaptiveClippingStrategy:
 
     def _online(self, grid: Any) -> list[int]:
         """The nodes that are online, once there are enough."""
+        told = False
         while not self._enough(len(nodes := sorted(grid.get_node_ids()))):
+            if not told:
+                tell(f"waiting for more nodes: {len(nodes)} are online, too few to draw a cohort of")
+            told = True
             time.sleep(1.0)
         return nodes
 
