@@ -227,6 +227,8 @@ def kills(count: int, seed: int, folder: Path) -> dict[str, Any]:
                 continue
             if ends:
                 found["ended"] += 1
+                once = charged(path) == ROUNDS
+                found["ended, every round charged once" if once else "ended, some rounds charged again"] += 1
                 if wanted[noise] is not None:
                     found["ended equal to the bit" if ends[-1] == wanted[noise] else "ended otherwise"] += 1
                 break
