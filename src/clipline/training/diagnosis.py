@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -257,7 +258,7 @@ def _scatter(values: Sequence[float]) -> float:
         return 0.0
     bends = [abs(a - 2 * b + c) for a, b, c in zip(values, values[1:], values[2:], strict=False)]
     up = values[-1] >= values[0]
-    back = max((a - b if up else b - a) for a, b in zip(values, values[1:], strict=False))
+    back = max((a - b if up else b - a) for a, b in pairwise(values))
     return min(median(bends) / (0.6745 * math.sqrt(6)), max(back, 0.0))
 
 
