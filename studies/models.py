@@ -218,7 +218,7 @@ def tried(case: Case) -> Row:
         warnings.simplefilter("ignore")
         try:
             training = trained(case, "stacked")
-            one_by_one = training.trainer.rounds_by_company  # see docs/explanation/guarantees.md
+            one_by_one = training.trainer.rounds_by_company  # see docs/explanation/threat_model.md
             return Row(case.name, "stacks on a GPU" if one_by_one else "stacks", _brief(training.engine))
         except CannotStack as error:
             reason = _brief(str(error))

@@ -3,7 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import save_file
+
+from clipline import __version__
 from clipline.study.record import RunRecord, identity_of
+from clipline.training.run_files import guarantee_json
+from clipline.trust.verify import verify
 
 RESOLVED = """
 # What it is about:
@@ -13,7 +19,7 @@ RESOLVED = """
 
 # Resolved when the run began:
 # noise_multiplier = {z}
-# delta_noise_multiplier = 1.01
+# delta_noise_multiplier = {delta_z!r}
 # count_stddev = 5.0
 # delta = 1e-05
 # relation = '{relation}'
@@ -35,8 +41,9 @@ def write_run(
         "task": '"rides"', "rounds": planned, "clip": clip, "quantile": 0.5, "cohort_size": 100,
         "population_size": 100, "noise_source": '"seed"', "seed": seed, **more,
     }  # fmt: skip
+    delta_z = (z**-2 - 0.1**2) ** -0.5 if z else 0.0  # Theorem 1, with noise of 5 users on the count
     text = "".join(f"{name} = {value}\n" for name, value in settings.items())
-    (path / "settings.toml").write_text(text + RESOLVED.format(z=z, relation=relation))
+    (path / "settings.toml").write_text(text + RESOLVED.format(z=z, delta_z=delta_z, relation=relation))
     (path / "metrics.jsonl").touch()
     (path / "ledger.jsonl").touch()
     add_rounds(path, 0, rounds, z=z)
@@ -55,9 +62,24 @@ def add_rounds(path: Path, start: int, stop: int, z=1.0, best=1.0, **columns):
             metrics.write(json.dumps(line | ({"accuracy": best * (1 - 0.9 ** (t + 1))} if t % 5 == 4 else {})) + "\n")
 
 
-def end_run(path: Path):
-    """As a finished run: with a model, of which a report reads nothing."""
+def end_run(path: Path, stopped="finished"):
+    """As a finished run: with a model, whose card says what the ledger comes to."""
     (path / "model.safetensors").touch()
+    found = verify(path)
+    guarantee = guarantee_json(found.guarantee) | {"text": str(found.guarantee)}
+    resolved = {
+        name: found.files.notes[name] for name in ("noise_multiplier", "delta_noise_multiplier", "count_stddev")
+    }
+    card = {
+        "clipline": __version__,
+        "stopped": stopped,
+        "rounds": len(found.files.rounds),
+        "guarantee": guarantee,
+        "settings": {name: found.files.settings[name] for name in ("rounds", "cohort_size")},
+        "resolved": resolved,
+    }
+    metadata = {"card": json.dumps(card), "guarantee": guarantee["text"]}
+    save_file({"x": np.zeros(1)}, path / "model.safetensors", metadata)
 
 
 def write_record(

@@ -163,7 +163,7 @@ def test_users_who_fail_at_a_worker_end_no_worker(loss, engine):
 
 
 def test_memory_that_runs_out_at_one_user_ends_the_round_for_all():
-    """Nobody can tell whose fault it was: that the run ended is then known (docs/explanation/guarantees.md)."""
+    """Nobody can tell whose fault it was: that the run ended is then known (docs/explanation/threat_model.md)."""
     users, _ = worlds(out_of_memory, "a", 0)
     case = Case(Entry("memory", lambda: (Net(), out_of_memory), ISOLATED), "one-by-one")
     refused = sums(case, users, rounds(users, "a"))

@@ -125,6 +125,16 @@ def test_a_release_without_the_noise_before_it_is_refused():
             made.step(zeros(3), NoiseNow(Streams(0).noise(0), 4), state, 0)
 
 
+def test_a_state_is_used_for_one_round_only():
+    """Two releases with the same earlier noise and fresh draws: their difference would have less noise than either."""
+    made, state = mechanism(), mechanism().begin(0)
+    state.made_by = made
+    _, after = made.step(zeros(3), NoiseNow(Streams(0).noise(0), 4), state, 0)
+    with pytest.raises(SettingError, match="state='spent' must be used for one round only"):
+        made.step(zeros(3), NoiseNow(Streams(1).noise(0), 4), state, 0)
+    made.step(zeros(3), NoiseNow(Streams(0).noise(1), 4), after, 1)
+
+
 def test_keeping_noise_in_steps_moves_a_user_by_no_more_than_the_slack():
     """Two neighbours with the same releases: what an adversary computes for each differs by little more than 1 / z."""
     rng, dim, z, step = np.random.default_rng(0), 5000, 0.8, 2.0**-24

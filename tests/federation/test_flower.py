@@ -1,6 +1,7 @@
 """Federations over Flower's messages: the simulator's rounds, whatever nodes reply and whenever the server dies."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ pytest.importorskip("flwr", reason="the extra federation is not installed")
 
 from federations import DIM, UPDATES, USERS, app, grid, training
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 import clipline as cl
 from clipline.errors import RunError, SettingError
 from clipline.federated.backend import CohortRequest
-from clipline.federated.clipping import centred, clip_rows, join_bit
+from clipline.federated.clipping import ModularSum, centred, clip_rows, join_bit
 from clipline.federated.draws import NoiseNow, WholeNoise
 from clipline.federated.sampling import Cohort
 from clipline.federation.flower import PRIVATE, AdaptiveClippingStrategy, _Grid
@@ -85,18 +88,28 @@ def test_shares_of_noise_come_from_the_clients(tmp_path):
 
 
 class Mute(InProcessGrid):
-    """The last node says nothing from one stage on."""
+    """The last `count` nodes say nothing from one stage on, in so many attempts."""
 
-    def __init__(self, app, stage):
+    def __init__(self, app, stage, count=1, attempts=99):
         super().__init__(app, USERS)
-        self.stage, self.over = stage, False
+        self.stage, self.quiet, self.attempts = stage, range(1000 + USERS - count, 1000 + USERS), attempts
+        self.over, self.stages = set(), []
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        told = messages[0].content["clipline"]
+        self.stages.append(told["stage"])
+        if told["stage"] == "keys":
+            self.over, self.attempts = set(), self.attempts - 1
+        return super().push_messages(messages)
 
     def pull_messages(self, message_ids):
         (name,) = message_ids
         message = self._waiting.get(name)
-        if message is not None and message.metadata.dst_node_id == 1000 + USERS - 1:
-            self.over = self.over or message.content["clipline"]["stage"] == self.stage
-            if self.over:
+        if message is not None and message.metadata.dst_node_id in self.quiet and self.attempts >= 0:
+            if message.content["clipline"]["stage"] == self.stage:
+                self.over.add(message.metadata.dst_node_id)
+            if message.metadata.dst_node_id in self.over:
                 return []
         return super().pull_messages(message_ids)
 
@@ -224,10 +237,127 @@ def test_with_too_few_replies_nothing_is_released_or_charged(upload, tmp_path):
     assert again.asked.counts == {str(1000 + place): 4 for place in range(USERS)}  # who was asked in vain counts
 
 
+def secure(least_survivors=None, **options):
+    upload = cl.SecureSum(24, least_survivors)
+    return upload, training(upload, noise_multiplier=0.5, count_stddev=1.0, **options)
+
+
+def of_nobody(made):
+    """The first release of a secure sum without vectors, with the noise of `one_sum`."""
+    code, mechanism = made.algorithm.mechanism.code, made.algorithm.mechanism
+    total = ModularSum(code.dim, code.bits).finished(CLIP, made.algorithm.sampler.sampling)
+    return mechanism.step(total, WholeNoise(np.random.default_rng(5)), None, 0)[0]
+
+
+def test_of_a_round_whose_exact_sum_may_be_known_no_second_sum_is_opened(tmp_path):
+    """Three nodes answer too late. A second sum without one of them would show that one's vector."""
+    upload, made = secure()
+    nodes = Mute(app(upload), "answers", count=3, attempts=1)
+    release, _ = one_sum(made, nodes, tmp_path)
+    assert torch.equal(release.mean, of_nobody(made).mean)
+    assert nodes.stages == ["keys", "boxes", "masked", "answers"]
+    # Nor by a server that is started again before the round is stored.
+    again = strategy(made)
+    again._read(tmp_path)
+    cohort = Cohort(np.array(nodes.get_node_ids()), made.algorithm.sampler.sampling)
+    _Grid(again, nodes, tmp_path).sums([CohortRequest(torch.zeros(DIM), cohort, 0, lambda: CLIP)])
+    assert len(nodes.stages) == 4
+
+
+def test_before_anybody_is_asked_for_shares_a_round_may_be_tried_again(tmp_path):
+    upload, made = secure()
+    release, serving = one_sum(made, Mute(app(upload), "masked", count=3, attempts=1), tmp_path)
+    assert serving.sums == 2
+    assert not torch.equal(release.mean, of_nobody(made).mean)
+
+
+def test_a_cohort_below_least_replies_is_not_filled_up_where_the_server_adds_the_noise(tmp_path):
+    """The vectors of others would be zeros: the sum would be that of the one node."""
+    upload, made = secure()
+    nodes, serving = Mute(app(upload), "none"), strategy(made)
+    sampling = made.algorithm.sampler.sampling
+    backend = _Grid(serving, nodes, tmp_path)
+    request = CohortRequest(torch.zeros(DIM), Cohort(np.array([1002]), sampling), 0, lambda: CLIP)
+    with pytest.raises(RunError, match="fewer than 2 nodes"):
+        backend.sums([request])
+    backend.sums([CohortRequest(torch.zeros(DIM), Cohort(np.array([], int), sampling), 0, lambda: CLIP)])
+    assert nodes.stages == []
+
+
+@pytest.mark.parametrize(("count", "opened"), [(1, True), (2, False)])
+def test_nodes_that_fill_up_are_no_replies(count, opened, tmp_path):
+    upload, made = secure(least_survivors=3)
+    nodes, serving = Mute(app(upload), "masked", count=count), strategy(made, least_replies=3)
+    # Four of the last nodes are drawn and two fill up: three or two drawn nodes are left.
+    cohort = Cohort(np.array([1002, 1003, 1004, 1005]), made.algorithm.sampler.sampling)
+    request = CohortRequest(torch.zeros(DIM), cohort, 0, lambda: CLIP)
+    backend = _Grid(serving, nodes, tmp_path)
+    if opened:
+        backend.sums([request])
+        assert nodes.stages == ["keys", "boxes", "masked", "answers"]
+    else:
+        with pytest.raises(RunError, match="abandoned 2 times"):
+            backend.sums([request])
+        assert "answers" not in nodes.stages
+
+
+def gaussian_epsilon(mu, delta):
+    """Balle and Wang (2018), solved by SciPy."""
+    return brentq(lambda e: norm.cdf(mu / 2 - e / mu) - math.exp(e) * norm.cdf(-mu / 2 - e / mu) - delta, 0, 100)
+
+
+class Dies(Mute):
+    """The server dies when it has what it takes to open the sum of the second round."""
+
+    def pull_messages(self, message_ids):
+        if self.stages.count("answers") == 2:
+            raise KeyboardInterrupt
+        return super().pull_messages(message_ids)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_against_the_server_every_sum_is_charged_that_it_may_have_opened(dies, tmp_path):
+    upload, made = secure(least_survivors=3, rounds=2)
+    folder = tmp_path / "run"
+    if dies:
+        with pytest.raises(KeyboardInterrupt):
+            strategy(made).run(Dies(app(upload), "none"), folder)
+    nodes = grid(upload) if dies else Mute(app(upload), "answers", count=3, attempts=1)
+    serving = strategy(secure(least_survivors=3, rounds=2)[1])
+    result = serving.run(nodes, folder)
+    both = serving.guarantees(result.state.ledger)
+    assert both.outsiders.rounds == 2
+    assert (both.server.rounds, both.participations) == (3, 3)
+    assert both.server.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(3) / 0.5, made.delta), rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::clipline.federated.sampling.DeclaredUsersWarning")
+@pytest.mark.parametrize(
+    ("upload", "sizes", "options", "message"),
+    [
+        (None, {}, {"least_replies": 7}, "least_replies=7 must be a whole number at most 6"),
+        (None, {}, {"least_replies": 0}, "least_replies=0"),
+        (None, {}, {"least_replies": 2.0}, "least_replies=2.0"),
+        (cl.SecureSum(24), {}, {"least_replies": 1}, "least_replies=1 must be a whole number at least 2"),
+        (cl.SecureSum(24, least_survivors=7), {}, {}, "least_survivors=7 must be a whole number at most 6"),
+        (cl.SecureSum(24), {}, {"max_participations": 3}, "max_participations=3 must be left out"),
+        (
+            cl.SecureSum(24), {"population_size": 10_000, "cohort_size": 60, "delta": 1e-5}, {"least_replies": 40},
+            r"least_replies=40 must be at most 1\d where the server adds the noise",
+        ),
+        (cl.SecureSum(24), {"population_size": 100, "cohort_size": 3}, {}, "cohort_size=3 must be larger"),
+    ],
+)  # fmt: skip
+def test_a_number_of_replies_that_cohorts_may_not_have_is_refused(upload, sizes, options, message):
+    made = training(upload, noise_multiplier=0.5, count_stddev=1.0, **sizes)
+    with pytest.raises(SettingError, match=message):
+        AdaptiveClippingStrategy(made, **options)
+
+
 @pytest.mark.filterwarnings("ignore::clipline.federated.sampling.DeclaredUsersWarning")
 def test_an_empty_cohort_releases_noise_and_is_charged(tmp_path):
     made = training(noise_multiplier=1.0, population_size=10**9, cohort_size=1, rounds=3, delta=1e-9)
-    serving = strategy(made)
+    serving = strategy(made, least_replies=1)
     result = serving.run(grid(), tmp_path / "run")  # nobody is drawn, but for once in 10 million tests
     assert result.state.ledger.rounds == 3
     assert float(result.state.params.abs().min()) > 0

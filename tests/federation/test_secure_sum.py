@@ -116,6 +116,21 @@ def test_the_sum_of_those_who_are_alive_comes_out_exactly(bits, after, alive):
     np.testing.assert_array_equal(opened(going.total()), going.exact(alive))
 
 
+@pytest.mark.parametrize("bits", [14, 18, 24])
+@pytest.mark.parametrize("after", [{}, {2: 2}])
+def test_nothing_above_the_modulus_leaves_a_client_or_is_in_the_sum(bits, after):
+    """Carries above the modulus would count the clients whose number is negative, coordinate by coordinate."""
+    minus_one = np.full(50, (1 << bits) - 1, word_type(bits))
+    vectors = {number: minus_one if number < 5 else np.zeros_like(minus_one) for number in range(1, 8)}
+    going = Round(plan=replace(PLAN, bits=bits), vectors=vectors, after=after)
+    total = going.total()
+    sent = [message for message in going.messages if isinstance(message, np.ndarray)]
+    assert len(sent) == 7 - len(after)
+    assert all(int(vector.max()) >> bits == 0 for vector in sent)
+    negative = 4 - len(after)
+    assert set(total._ModularSum__total.tolist()) == {(1 << bits) - negative}  # a test may look
+
+
 def test_without_enough_answers_nothing_is_opened():
     with pytest.raises(RoundAbandoned, match="3 clients answered, 4 are needed"):
         Round(after={1: 1, 3: 2, 6: 3, 7: 2}).total()

@@ -3,22 +3,28 @@
 import json
 import math
 import os
+import re
 import shutil
 
 import numpy as np
 import pytest
+import scipy
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from samples import LOCAL, cross_entropies, linear_float32, small_population
 
 import clipline as cl
 from clipline.cli.study import check as check_command
 from clipline.data.population import Population
 from clipline.errors import SettingError
+from clipline.federated import mechanism
 from clipline.privacy.events import GaussianEvent, PoissonSampling
 from clipline.privacy.ledger import Ledger
 from clipline.study.report.reading import read_run_directory
 from clipline.training.callbacks import Callback
 from clipline.training.side_by_side import run_together
+from clipline.trust.verify import verify
 
 BANDS, ROUNDS, M, USERS = 4, 14, 10, 200
 PEOPLE = small_population(USERS)
@@ -184,13 +190,14 @@ def test_rounds_that_are_run_again_with_other_noise_share_none_with_the_lost_one
     assert (run.problems, run.promise.epsilon) == ([], result.guarantee.epsilon)
 
 
-def test_a_state_gives_its_noise_to_one_run_only_unless_that_is_the_same_again():
-    class Kept(Callback):
-        def on_round(self, report, state):
-            if state.round_index == 6:
-                self.state = state
+class Kept(Callback):
+    def on_round(self, report, state):
+        if state.round_index == 6:
+            self.state = state
 
-    for source in ("system", "seed"):
+
+def test_a_state_gives_its_noise_to_one_run_only_unless_that_is_the_same_again():
+    for source in ("seed", "system"):
         kept, training = Kept(), made(source)
         whole = training.run([kept])
         again = training.run(state=kept.state)
@@ -198,7 +205,7 @@ def test_a_state_gives_its_noise_to_one_run_only_unless_that_is_the_same_again()
         assert [count for _, count in entries] == ([6, 8] if source == "system" else [14])
         assert same(again, whole) == (source == "seed")
     # A user's group, and so the rounds between two in which the user comes, may be another in another training.
-    for other in (made(bands=2), made(), made("system"), made(population=small_population(USERS + 1))):
+    for other in (made("system", 2), made("system"), made("system", population=small_population(USERS + 1))):
         entries = other.run(state=kept.state).state.ledger.entries
         assert [(event.index, count) for event, count in entries] == [(0, 6), (0, 8)]
     plain = cl.Training(
@@ -206,6 +213,58 @@ def test_a_state_gives_its_noise_to_one_run_only_unless_that_is_the_same_again()
         privacy=cl.Privacy(noise_multiplier=0.8), seed=3,
     ).run(state=kept.state)  # fmt: skip
     assert plain.state.noise is None
+
+
+def test_noise_from_a_seed_does_not_begin_anew_between_rounds():
+    """A seed draws the same numbers for these rounds again: the difference of two noises made of them has no noise."""
+    made().run([kept := Kept()])
+    independent = {"noise_multiplier": 0.8}
+    plain = cl.Training(
+        linear_float32(), cross_entropies, PEOPLE, rounds=ROUNDS, cohort_size=M, local=LOCAL,
+        privacy=cl.Privacy(**independent), seed=3,
+    )  # fmt: skip
+    plain.run([of_plain := Kept()])
+    for other, state in ((made(), kept.state), (made(seed=4), kept.state), (made(bands=2), kept.state),
+                         (made(), of_plain.state)):  # fmt: skip
+        with pytest.raises(SettingError, match=r"state='of round 6 of another training' must be .* resume its run dir"):
+            other.run(state=state)
+    assert same(made().run(state=made().init()), made().run())  # before its first round nothing was drawn
+
+
+def test_a_checkpoint_whose_noise_is_lost_is_not_resumed_with_the_same_seed(tmp_path):
+    folder = tmp_path / "r"
+    made().run([cl.RunDirectory(folder), StopAfter(6)])
+    file = folder / "checkpoint.safetensors"
+    with safe_open(file, "pt") as opened:
+        metadata = {**opened.metadata(), "noise": "null"}
+        tensors = {name: opened.get_tensor(name) for name in opened.keys() if "noise" not in name}  # noqa: SIM118
+    save_file(tensors, file, metadata)
+    with pytest.raises(SettingError, match="take noise_source='system'"):
+        made().resume(folder)
+
+
+def test_a_run_goes_on_with_the_same_coefficients_to_the_last_bit_or_not_at_all(tmp_path, monkeypatch):
+    made().run([cl.RunDirectory(tmp_path / "r"), StopAfter(6)])
+    with monkeypatch.context() as other:
+        other.setattr(scipy, "__version__", "0.0.1")
+        with pytest.raises(cl.CliplineError, match=r"'scipy version: 0\.0\.1' now"):
+            made().resume(tmp_path / "r")
+
+    def off(rounds, bands, computed=mechanism.band_coefficients):
+        first, second, *rest = computed(rounds, bands)
+        return first, math.nextafter(second, 1.0), *rest
+
+    with monkeypatch.context() as other:
+        other.setattr(mechanism, "band_coefficients", off)
+        with pytest.raises(cl.CliplineError, match=r"'coefficients of the noise: \w{16}' then, 'coefficients of"):
+            made().resume(tmp_path / "r")
+    assert same(made().resume(tmp_path / "r"), made().run())
+
+
+def test_independent_noise_goes_on_with_another_scipy(tmp_path, monkeypatch):
+    made(bands=1).run([cl.RunDirectory(tmp_path / "r"), StopAfter(6)])
+    monkeypatch.setattr(scipy, "__version__", "0.0.1")
+    assert same(made(bands=1).resume(tmp_path / "r"), made(bands=1).run())
 
 
 def test_noise_that_a_run_directory_holds_goes_on_from_there_alone(tmp_path):
@@ -218,6 +277,48 @@ def test_noise_that_a_run_directory_holds_goes_on_from_there_alone(tmp_path):
     assert [count for _, count in there.state.ledger.entries] == [14]
     alone = (one := made("system")).run([StopAfter(6)])
     assert [count for _, count in one.run(state=alone.state).state.ledger.entries] == [14]
+
+
+def test_a_state_of_a_run_that_failed_does_not_share_its_noise_with_the_folder(tmp_path):
+    class Fails(Kept):
+        def on_round(self, report, state):
+            if state.round_index == 6:
+                self.state = state
+                raise Gone
+
+    training = made("system")
+    with pytest.raises(Gone):
+        training.run([cl.RunDirectory(tmp_path / "r"), failing := Fails()])
+    here = training.run(state=failing.state)
+    there = made("system").resume(tmp_path / "r")
+    counts = [[count for _, count in one.state.ledger.entries] for one in (here, there)]
+    assert sorted(counts) == [[6, 8], [14]]
+
+
+def test_a_noise_is_stored_in_one_folder_only(tmp_path):
+    two = [cl.RunDirectory(tmp_path / name) for name in ("a", "b")]
+    with pytest.raises(SettingError, match="two run directories"):
+        made("system").run(two)
+    made("system", bands=1).run(two)
+
+
+def renamed(*, users=USERS, name=str):
+    names = np.repeat([name(user) for user in range(users)], 3)
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((len(names), 6)), rng.integers(0, 3, len(names))
+    return Population.from_arrays(names, x=x.astype(np.float32), y=y)
+
+
+@pytest.mark.parametrize("source", ["seed", "system"])
+def test_a_run_does_not_go_on_with_a_user_who_is_renamed_or_added(tmp_path, source):
+    """Under another name a user may be in another group, and so come twice within the rounds that share noise."""
+    privacy, people = {"population_size": USERS}, renamed()
+    made(source, privacy=privacy, population=people).run([cl.RunDirectory(tmp_path / "r"), StopAfter(6)])
+    others = [renamed(name=lambda user: "x" if user == 7 else str(user)), renamed(users=USERS + 1)]
+    for other in others:
+        with pytest.raises(cl.CliplineError, match="the data have changed: restore them"):
+            made(source, privacy=privacy, population=other).resume(tmp_path / "r")
+    assert made(source, privacy=privacy, population=people).resume(tmp_path / "r").guarantee.rounds == ROUNDS
 
 
 def test_noise_that_begins_anew_is_charged_before_the_budget_is(tmp_path):
@@ -265,6 +366,40 @@ def test_files_of_a_run_agree_with_its_guarantee(tmp_path):
     assert [(line["round"], line["index"], line["bands"]) for line in lines] == [(t, t, BANDS) for t in range(9)]
     assert "bands = 4" in (tmp_path / "r" / "settings.toml").read_text(encoding="utf-8")
     assert cl.load(tmp_path / "r", model=linear_float32()).guarantee == result.guarantee
+
+
+def test_a_report_finds_noise_hopeless_only_by_what_stays_of_it(tmp_path):
+    """21 parameters and 10 users: 2 clips of noise is z = 4.4; bands leave less than half of 5 in the models."""
+    training = made("system", privacy={"noise_multiplier": 5.0, "count_stddev": 20.0}, bands=10)
+    assert training.noise_norm < 2 < float(training.algorithm.mechanism.delta_noise_multiplier) * 21**0.5 / M
+    result = training.run([cl.RunDirectory(tmp_path / "r")])
+    assert "hopeless_noise" not in {finding.kind for finding in result.findings}
+    assert read_run_directory(tmp_path / "r").findings == [str(finding) for finding in result.findings]
+
+
+@pytest.mark.parametrize(
+    ("file", "edits", "words"),
+    [
+        ("ledger.jsonl", {'"bands": 4': '"bands": 8', '"rate": 0.2': '"rate": 0.4'}, "has 4 bands"),
+        ("ledger.jsonl", {'"grouped-poisson"': '"poisson"', r', "bands": 4, "index": \d+': "",
+                          '"rate": 0.2': '"rate": 0.05'}, "has 4 bands"),
+        ("settings.toml", {"^bands = 4": "bands = 8"}, "has 8 bands"),
+        ("settings.toml", {"^# bands = 4": "# bands = 8"}, "has 8 bands"),
+    ],
+)  # fmt: skip
+def test_bands_of_ledger_and_settings_are_compared(tmp_path, file, edits, words):
+    """More bands, or none, at the rate that belongs to them: nothing else in the files contradicts that."""
+    folder = tmp_path / "r"
+    made().run([cl.RunDirectory(folder)])
+    assert verify(folder).problems == ()
+    text = (folder / file).read_text(encoding="utf-8")
+    for pattern, other in edits.items():
+        text, changed = re.subn(pattern, other, text, flags=re.MULTILINE)
+        assert changed
+    (folder / file).write_text(text, encoding="utf-8")
+    assert words in " ".join(verify(folder).problems)
+    assert words in " ".join(read_run_directory(folder).problems)
+    assert check_command(folder) == 1
 
 
 def test_a_run_with_other_bands_does_not_go_on(tmp_path):

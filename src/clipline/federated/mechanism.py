@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,7 @@ class IndependentNoise:
 @refuses_unknown_keywords
 @dataclass(frozen=True)
 class BandedNoise:
-    """Noise of `bands` consecutive rounds that cancels in their sum, and so in the model; see guarantees.md.
+    """Noise of `bands` consecutive rounds that cancels in their sum, and so in the model; see proofs.md (docs).
 
     Users are drawn from as many groups in turn, by a hash of their ids. The same epsilon then leaves less noise in the
     model, the less the smaller the cohort is beside the population. Bands cost memory: for each but the first a vector
@@ -94,6 +95,10 @@ class NoiseState(Private):
     def unprivate_earlier(self) -> tuple[Tensor, ...]:
         """For a checkpoint, which is private."""
         return self.__earlier
+
+    def again(self) -> NoiseState:
+        """The same, for a round that is run again with the same draws on the same data."""
+        return NoiseState(self.next_round, self.index, self.__earlier, self.made_by)
 
     def __reduce__(self) -> NoReturn:
         raise PrivateError("a state with banded noise is private and cannot be pickled: store it by a RunDirectory")
@@ -240,6 +245,12 @@ class BandedMechanism(GaussianMechanism):
         """`privacy.banded_noise.lasting_share`."""
         return lasting_share(self.rounds, self.bands)
 
+    @property
+    def coefficients_hash(self) -> str:
+        """Of the coefficients to the last bit, and of those of the inverse: a resumed run must have the same."""
+        both = *band_coefficients(self.rounds, self.bands), *inverse_coefficients(self.rounds, self.bands).tolist()
+        return hashlib.sha256(repr(both).encode()).hexdigest()[:16]
+
     def release(self, total: ClippedSum, noise: Noise | NormalGenerator) -> NoReturn:
         """Refused: banded noise is made of earlier noise."""
         raise refuse("noise", "of one round", "made by `step`, with that of the rounds before", "call step")
@@ -254,6 +265,8 @@ class BandedMechanism(GaussianMechanism):
             raise refuse("sampling", str(total.sampling), limit, "draw by a GroupedPoissonSampler")
         if state is None or state.made_by is not self or state.next_round != round_index:
             raise refuse("state", "of other noise", f"that of round {round_index} of this training", "begin anew")
+        if state.spent:
+            raise refuse("state", "spent", "used for one round only", "go on with the state that came of that round")
         self.delta_stddev(total.bound)  # refused before noise is drawn
         numbers = noise.numbers()
         first, *others = band_coefficients(self.rounds, self.bands)

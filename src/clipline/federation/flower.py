@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ import torch
 
 from ..errors import RunError, check_number, check_whole, refuse
 from ..federated.backend import CohortRequest
-from ..federated.clipping import ClippedSum, PartialSums
+from ..federated.clipping import ClippedSum, ModularSum, PartialSums
 from ..federated.discrete_mechanism import DiscreteMechanism
 from ..federated.mechanism import GaussianMechanism
 from ..federated.round import TrainState
@@ -46,6 +47,7 @@ except ImportError as error:
 PRIVATE = "unprivate_participations.json"  # in the run directory: which nodes were asked, how often
 GUARANTEES = "guarantees.txt"
 _UNLIMITED = 1 << 40
+_TOO_SMALL = 1e-6  # of delta: what cohorts that are too small for a sum may add to it, at most
 _POLL = 0.2  # seconds; Flower's own loop waits 3
 
 Take = Callable[[int, RecordDict], bool]  # adds a node's reply, if it is one
@@ -60,15 +62,23 @@ class AdaptiveClippingStrategy:
 
     The training's population is a stand-in with examples of the right shapes: nobody's data are on the server.
 
-    A round is abandoned if fewer replies come than `least_replies`, or than were asked for. Nothing of it is released
-    or charged, and the same cohort is asked again. A small or empty cohort is released and charged like any other.
+    A round is abandoned if fewer of the drawn nodes reply than `least_replies`, or than were drawn. Nothing of it is
+    released, and the same cohort is asked again. An empty cohort is released and charged like any other; so is a small
+    one, but for that of a `SecureSum` with noise by the server.
+
+    With a `SecureSum`, noise by the server: no sum has fewer vectors than `least_replies`, and of a round none is
+    opened twice, as the difference would show who is in one of them. If a sum cannot be opened although nodes were
+    asked for their shares, the round releases noise alone. With noise by the clients a round may be asked again: the
+    statement against the server charges every attempt.
 
     Args:
       training: Poisson sampling with a declared `population_size`, noise from the system, on the processor.
-      least_replies: How many vectors a sum must have if a node fails; with a `SecureSum` in any case, at least 2. It is
-        also how many nodes must be online before a cohort is drawn.
+      least_replies: How many drawn nodes a sum must have if a node fails; with a `SecureSum` at least 2. It is also how
+        many nodes must be online before a cohort is drawn. At most `cohort_size`; with noise by the server so far below
+        it that chance hardly ever draws fewer.
       deadline: Seconds to wait for the replies of a stage. A secure sum has four.
-      max_participations: How often a node may be asked, in all. It bounds what the server may learn of a user.
+      max_participations: How often a node may be asked, in all. It bounds what the server may learn of a user. Refused
+        where a `SecureSum` has noise by the server, against whom it bounds nothing.
       attempts: How often a round may be abandoned in a row before the run stops. It can be resumed.
       pause: Seconds between two attempts.
 
@@ -100,13 +110,23 @@ class AdaptiveClippingStrategy:
             if training.relation not in (Relation.ADD_OR_REMOVE, Relation.ZERO_OUT):
                 way_out = "leave relation out, or max_participations"
                 raise refuse("relation", training.relation.value, "add-or-remove or zero-out here", way_out)
-        if isinstance(mechanism, DiscreteMechanism):
-            least_replies = max(least_replies, mechanism.shares or 0)
+            if self.secure and not self.noise_by_clients:
+                way_out = "leave it out, or let clients add the noise: SecureSum(least_survivors=20)"
+                raise refuse("max_participations", max_participations, "left out where the server adds the noise",
+                             way_out)  # fmt: skip
         self.training, self.least_replies, self.deadline = training, least_replies, deadline
         self.max_participations, self.attempts, self.pause = max_participations, attempts, pause
         self.asked = Participations(_UNLIMITED if max_participations is None else max_participations)
         self.unprivate_replies: Counter[str] = Counter()  # how many of each kind; no text of a reply is kept
         self.abandoned = 0
+        self.sums = 0  # how often a cohort was asked, for rounds and for attempts that came to nothing
+        self.opened = -1  # the round whose exact sum the server may have; only where it adds the noise
+        self._check_replies()
+        if isinstance(mechanism, DiscreteMechanism) and mechanism.shares is not None:
+            sampler: Any = training.algorithm.sampler
+            way_out = "lower it: so many clients must be online"
+            check_whole("least_survivors", mechanism.shares, at_most=sampler.population_size, way_out=way_out)
+            self.least_replies = max(least_replies, mechanism.shares)
 
     def run(self, grid: Any, directory: str | Path, callbacks: Sequence[Callback] = ()) -> TrainResult:
         """Train over the grid. A run directory that an interrupted run has left is gone on with.
@@ -131,17 +151,46 @@ class AdaptiveClippingStrategy:
     def guarantees(self, ledger: Ledger) -> TwoGuarantees:
         """What a ledger of rounds promises to outsiders, and against this server."""
         outsiders = self.training.guarantee_of(ledger)
-        most = self.asked.most if self.max_participations is None else self.max_participations
+        # Every time that a cohort is asked counts, as the server may then have what it takes to open the sum. So many
+        # times one node was asked at most; how often any really was would tell outsiders of cohorts.
+        most = max(self.sums, ledger.rounds)
+        if self.max_participations is not None:
+            most = min(most, self.max_participations)
         if not self.noise_by_clients:
             return TwoGuarantees(outsiders, None, most)
-        # Of a round that was abandoned late the server may have what it takes to open the sum.
-        everything = ledger.add(self.training.algorithm.event, self.abandoned)
+        everything = ledger.add(self.training.algorithm.event, most)
         seen = account(against_server(everything, most), delta=self.training.delta, relation=Relation.ZERO_OUT)
         return TwoGuarantees(outsiders, seen, most)
 
+    def _check_replies(self) -> None:
+        """Refuse a `least_replies` that cohorts cannot have."""
+        sampler: Any = self.training.algorithm.sampler
+        way_out = "lower it, or raise cohort_size"
+        check_whole("least_replies", self.least_replies, at_most=sampler.cohort_size, way_out=way_out)
+        if not self._enough(sampler.population_size):
+            most = next((k for k in range(self.least_replies, 1, -1) if self._enough(sampler.population_size, k)), 0)
+            limit = "where the server adds the noise: chance would draw smaller cohorts, whose sum nobody may see"
+            if most:
+                raise refuse("least_replies", self.least_replies, f"at most {most} {limit}", way_out)
+            way_out = "raise cohort_size, to population_size say, or let clients add the noise: least_survivors=20"
+            raise refuse("cohort_size", sampler.cohort_size, f"larger {limit}", way_out)
+
+    def _enough(self, nodes: int, least: int | None = None) -> bool:
+        """Whether cohorts drawn from so many nodes will do."""
+        least = self.least_replies if least is None else least
+        if nodes < least or not self.secure or self.noise_by_clients:
+            return nodes >= least
+        from scipy.stats import binom
+
+        sampler: Any = self.training.algorithm.sampler
+        drawn = binom(nodes, sampler.sampling.rate)
+        too_small = self.training.rounds * float(drawn.cdf(least - 1) - drawn.pmf(0))
+        # A run that stops there differs from one that goes on by this chance, whoever is in the data.
+        return too_small * (1 + math.exp(min(self.training.planned.epsilon, 700))) <= _TOO_SMALL * self.training.delta
+
     def _online(self, grid: Any) -> list[int]:
         """The nodes that are online, once there are enough."""
-        while len(nodes := sorted(grid.get_node_ids())) < self.least_replies:
+        while not self._enough(len(nodes := sorted(grid.get_node_ids()))):
             time.sleep(1.0)
         return nodes
 
@@ -150,12 +199,14 @@ class AdaptiveClippingStrategy:
             kept = json.loads((folder / PRIVATE).read_text(encoding="utf-8"))
             self.asked = replace(self.asked, counts=dict(kept["asked"]))
             self.unprivate_replies, self.abandoned = Counter(kept["replies"]), int(kept["abandoned"])
+            self.sums, self.opened = int(kept["sums"]), int(kept["opened"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{str(folder / PRIVATE)!r} cannot be read", "restore it, or start a new run") from error
 
     def write(self, folder: Path) -> None:
         """Have the participations on disk."""
-        kept = {"asked": self.asked.counts, "replies": self.unprivate_replies, "abandoned": self.abandoned}
+        kept = {"asked": self.asked.counts, "replies": self.unprivate_replies, "abandoned": self.abandoned,
+                "sums": self.sums, "opened": self.opened}  # fmt: skip
         durable.write(folder / PRIVATE, json.dumps(kept), mode=0o600)
 
 
@@ -234,10 +285,12 @@ class _Grid:
 
     def _sum(self, request: CohortRequest) -> ClippedSum:
         strategy = self._strategy
+        if strategy.opened == request.round_index:  # before this process was started again
+            return self._nothing(request)
         for _ in range(strategy.attempts):
             names = {str(node): node for node in request.cohort.users.view(np.uint64).tolist()}
             nodes = [names[name] for name in strategy.asked.allowed(names)]
-            strategy.asked = strategy.asked.add(map(str, nodes))
+            strategy.asked, strategy.sums = strategy.asked.add(map(str, nodes)), strategy.sums + 1
             strategy.write(self._folder)  # they count from now on, whatever happens
             found = self._secure(request, nodes) if strategy.secure else self._plain(request, nodes)
             if found is not None:
@@ -268,12 +321,28 @@ class _Grid:
         (found,) = sums.finished([clip], [request.cohort.sampling])
         return found
 
+    def _nothing(self, request: CohortRequest) -> ClippedSum:
+        """A secure sum of no vectors."""
+        mechanism: Any = self._strategy.training.algorithm.mechanism
+        return ModularSum(mechanism.code.dim, mechanism.code.bits).finished(request.clip, request.cohort.sampling)
+
     def _secure(self, request: CohortRequest, nodes: list[int]) -> ClippedSum | None:
-        """The sum of masked vectors. Others that are online fill up a small cohort: their vectors are zero."""
+        """The sum of masked vectors.
+
+        If clients add the noise, others that are online fill up a small cohort: their vectors are zero, and they add
+        their shares. They do not count as replies. Without noise they would hide nobody, so then there are none.
+        """
         strategy = self._strategy
         mechanism: Any = strategy.training.algorithm.mechanism
-        code = mechanism.code
-        others = [node for node in self._grid.get_node_ids() if node not in set(nodes)]
+        code, drawn = mechanism.code, set(nodes)
+        if not strategy.noise_by_clients and len(nodes) < strategy.least_replies:
+            if not nodes:
+                return self._nothing(request)
+            raise RunError(
+                f"round {request.round_index} has a cohort of fewer than {strategy.least_replies} nodes, whose sum "
+                "must not be opened", "have more nodes online, or lower least_replies; then run it again to go on",
+            )  # fmt: skip
+        others = [node for node in self._grid.get_node_ids() if node not in drawn] if strategy.noise_by_clients else []
         wanted = max(strategy.least_replies, mechanism.cohort_size) - len(nodes)
         rng = np.random.default_rng()
         fill = {others[place] for place in rng.permutation(len(others))[: max(wanted, 0)]}
@@ -306,12 +375,18 @@ class _Grid:
             boxes = server.boxes_for()
             stage("masked", boxes, lambda node, got: server.add_masked(number[node], vector_in(got, like)))
             alive, dead = server.survivors()
+            if len(alive - {number[node] for node in fill}) < min(strategy.least_replies, len(nodes)):
+                return None
+            if not strategy.noise_by_clients:
+                strategy.opened = request.round_index
+                strategy.write(self._folder)  # on disk before anybody is asked for shares
             last: dict[int, dict[int, bytes]] = {one: {} for one in alive}
             lists = {"alive": sorted(alive), "dead": sorted(dead)}
             stage("answers", last, lambda node, got: server.add_answer(number[node], bytes_in(got, SHARE)), **lists)
             return server.total().finished(request.clip, request.cohort.sampling)
         except RoundAbandoned:
-            return None
+            # Shares may still come: with another sum of this round the server could tell the two apart.
+            return self._nothing(request) if strategy.opened == request.round_index else None
 
     def _with_parameters(self, request: CohortRequest, **same: Any) -> Callable[[Mapping[str, Any]], RecordDict]:
         """Contents of messages that have the parameters: for each node what is the same for all, and its own."""

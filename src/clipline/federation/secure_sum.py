@@ -128,6 +128,7 @@ class SumClient:
             key = _common(self._mask_key, self._roster[other][1], "pair", self.plan, self.number, other)
             generator.add(total, key, negative=self.number > other)
         self._own = b""  # whoever takes this client over now cannot take the mask off
+        total &= word(_below(self.plan.bits))  # else carries of the sum would tell how many numbers were negative
         return total
 
     def answer(self, alive: Iterable[int], dead: Iterable[int]) -> dict[int, bytes]:
@@ -288,7 +289,7 @@ class SumServer:
                 common = _common(key, self._keys[other][1], "pair", self.plan, number, other)
                 masks.add(self._sum, common, negative=other < number)
         found = ModularSum(self.plan.dim, self.plan.bits)
-        found.add(self._sum)
+        found.add(self._sum & self._sum.dtype.type(_below(self.plan.bits)))
         self._sum = np.zeros_like(self._sum)
         return found
 
@@ -343,6 +344,11 @@ def combined(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes:
     if value >> 256:
         raise RoundAbandoned("shares do not fit together")
     return value.to_bytes(32, "big")
+
+
+def _below(bits: int) -> int:
+    """The largest number below the modulus."""
+    return (1 << bits) - 1
 
 
 def _public(key: X25519PrivateKey) -> bytes:

@@ -6,7 +6,7 @@ b = 1 it is independent. In units of the noise of a round, with xi_t independent
     x_t = (xi_t - c_1 x_(t-1) - ... - c_(b-1) x_(t-b+1)) / c_0,      c_0^2 + ... + c_(b-1)^2 = 1
 
 is the noise of round t: x = C^-1 xi, where C is lower triangular, banded and Toeplitz. A user may take part in rounds b
-apart only, and so users are drawn from groups (guarantees.md has the theorem). That asks for a larger noise
+apart only, and so users are drawn from groups (docs: proofs.md has the theorem). That asks for a larger noise
 multiplier, as groups are smaller than the population; more bands cancel more. `choose_bands` finds the balance.
 """
 

@@ -12,7 +12,7 @@ units of the noise one user adds a vector of norm at most s = 1 / z:
     truncated Poisson   mixture of Poisson's row with probability 1 - tau and of the row below, at rate q, with tau
     fixed m of n        REMOVE(q, 2s) and ADD(q, 2s)      REMOVE(q, 2s), both ways      ZERO_OUT(q, s) and REMOVE(q, s)
 
-REMOVE, ADD, REPLACE and ZERO_OUT are defined in `pld/one_round`; the proofs are in guarantees.md; q = m / n for a
+REMOVE, ADD, REPLACE and ZERO_OUT are defined in `pld/one_round`; the proofs are in proofs.md; q = m / n for a
 fixed size. Where two pairs are named, the user may be in either population. Each is composed over all rounds, and the
 worse one counts. "Both ways": replacing is symmetric. A profile that is REMOVE's for positive losses and its mirror
 image for negative ones covers every replacement in one round.

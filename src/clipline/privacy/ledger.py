@@ -79,7 +79,7 @@ class Ledger:
         """What is accounted: each event with its number of rounds, where correlated noise costs fewer.
 
         A user takes part in one at most of rounds 0 to b-1 of a noise with b bands, and of b to 2b-1, and so on: each
-        such block costs one Poisson round (guarantees.md). Every entry counts the blocks that it touches. So lines
+        such block costs one Poisson round (docs: proofs.md). Every entry counts the blocks that it touches. So lines
         that are doubled, missing or out of order, which break up an entry, never cost less, and two trainings share no
         block.
         """

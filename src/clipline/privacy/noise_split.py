@@ -67,8 +67,8 @@ def default_count_stddev(cohort_size: int, noise_multiplier: float) -> float:
     """The noise on the count, in users, where nobody chose it; it suits every cohort and every noise multiplier.
 
     The paper's cohort_size / 20 (section 2.1) where it raises the noise on the updates by at most 1%, as in all of the
-    paper's experiments. Otherwise the one of least total noise, which guarantees.md derives: more noise on the
-    count leaves the updates less, but makes the clip wander, and the updates' noise is in proportion to the clip.
+    paper's experiments. Otherwise the one of least total noise (docs/explanation/proofs.md). More noise on the count
+    leaves the updates less, but makes the clip wander, and the updates' noise is in proportion to the clip.
     """
     z = check_number("noise_multiplier", noise_multiplier, at_least=0, way_out="give a multiplier such as 1.0")
     papers = cohort_size / PAPERS_SHARE if z > 0 else 0.0

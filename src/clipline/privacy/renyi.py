@@ -7,7 +7,7 @@ r = 1 - q + q exp((2 stddev x - 1) / (2 stddev^2)), the likelihood ratio of "the
 
     no sampling                 a / (2 stddev^2)
     Poisson sampling            log(1 + E[r^a - 1 - a (r - 1)]) / b                         Mironov, Talwar, Zhang 2019
-    fixed size, replace one     log(1 + E[1{r > 1} (r^a + r^(1-a) - r - 1)]) / b            guarantees.md
+    fixed size, replace one     log(1 + E[1{r > 1} (r^a + r^(1-a) - r - 1)]) / b            proofs.md
 
 Both expectations are of terms that are never negative, so that a divergence of 10^-30 is computed as precisely as one
 of 10^3. `wang2019_curve` is the looser curve that the paper used, kept to reproduce its tables.

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from ..engine.core.personal import PersonalStore
 from ..engine.prefetch import draws_on_device
 from ..errors import RunError, check_number, check_whole
 from ..federated.clip_controllers import ClipState, LateClip
-from ..federated.mechanism import NoiseState
+from ..federated.mechanism import BandedMechanism, NoiseState
 from ..federated.round import TrainState
 from ..privacy.events import GaussianEvent
 from ..privacy.ledger import Ledger
@@ -249,6 +250,8 @@ class Circumstances:
             "device in use": device_name(training.device),
             "engine in use": in_use(training),
         }
+        if isinstance(mechanism := training.algorithm.mechanism, BandedMechanism):  # computed again on a resume
+            facts |= {"scipy version": scipy.__version__, "coefficients of the noise": mechanism.coefficients_hash}
         if draws_on_device(training.problem):  # its logarithms, in numbers of the tail, are rounded otherwise
             facts["noise"] = "drawn by the GPU"
         if training.privacy.noise_source == "seed":  # else a round that is run again draws afresh, whatever the seed

@@ -136,6 +136,9 @@ class Run:
         # Those that write the ledger come first: a round is on record before anything else is done with it.
         self._callbacks = sorted(_checked(callbacks), key=lambda callback: not hasattr(callback, "charged"))
         self._state = training.init() if state is None else _gone_on(state, training)
+        if self._state.noise is not None and sum(hasattr(one, "charged") for one in self._callbacks) > 1:
+            way_out = "give one, and copy the folder when the run has ended"
+            raise refuse("callbacks", "two run directories", "one, as both could go on with one banded noise", way_out)
         if self._state.round_index > training.rounds:
             limit = f"at most the {training.rounds} rounds of the training"
             raise refuse("state.round_index", self._state.round_index, limit, "raise rounds")
@@ -306,12 +309,19 @@ def _gone_on(state: TrainState, training: Training) -> TrainState:
 
     Banded noise goes on too, but not for a second time from one state, unless it is the same again: rounds that shared
     their earlier noise with others would cost more than the ledger says. Then, and in a state of another training,
-    whose groups or users may be others, it begins anew.
+    whose groups or users may be others, it begins anew. From a seed it cannot: what is drawn would be drawn again.
     """
-    mechanism, noise = training.algorithm.mechanism, state.noise
-    again = noise is not None and noise.spent and training.privacy.noise_source == "system"
-    if noise is None or again or noise.made_by is not mechanism:
+    mechanism, noise, seeded = training.algorithm.mechanism, state.noise, training.privacy.noise_source == "seed"
+    if noise is None or noise.made_by is not mechanism or (noise.spent and not seeded):
         noise = mechanism.begin(state.round_index)
+        if noise is not None and seeded and state.round_index:
+            raise refuse(
+                "state", f"of round {state.round_index} of another training",
+                "one of this training where banded noise comes from a seed: two noises of the same draws hide nothing",
+                "go on with the training that made it, resume its run directory, or take noise_source='system'",
+            )  # fmt: skip
+    elif noise.spent:
+        noise = noise.again()
     ledger = state.ledger.with_statistics(training.preprocessing.events)
     return state if ledger == state.ledger and noise is state.noise else replace(state, ledger=ledger, noise=noise)
 

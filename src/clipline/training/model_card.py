@@ -26,7 +26,7 @@ from ..privacy.guarantee import ACCOUNTANTS, SAMPLERS, Guarantee
 from ..privacy.relations import Relation
 from ..settings import toml_text
 from . import durable
-from .run_files import CARD_KEY, MODEL, finite_or_none
+from .run_files import CARD_KEY, MODEL, finite_or_none, guarantee_json
 
 if TYPE_CHECKING:
     from .result import TrainResult
@@ -155,12 +155,6 @@ saved.predict(table)
 """
 
 
-def guarantee_json(guarantee: Guarantee) -> dict[str, Any]:
-    """The fields of a guarantee; an infinite epsilon is null."""
-    values = {field.name: getattr(guarantee, field.name) for field in fields_of(guarantee)}
-    return {**values, "epsilon": finite_or_none(guarantee.epsilon), "relation": str(guarantee.relation)}
-
-
 def guarantee_from(entries: Mapping[str, Any]) -> Guarantee:
     """What `guarantee_json` wrote; a SettingError, TypeError or KeyError for anything else."""
     values = {"statistics": (), **{name: value for name, value in entries.items() if name != "text"}}
@@ -230,7 +224,11 @@ def resolved(training: Training) -> dict[str, Any]:
         "noise_multiplier": training.noise_multiplier,
         "delta_noise_multiplier": float(mechanism.delta_noise_multiplier),
         "count_stddev": mechanism.count_stddev,
-        **({"bands": training.noise.bands} if hasattr(training.noise, "bands") else {}),
+        **(
+            {"bands": training.noise.bands, "lasting_share": mechanism.lasting_share}
+            if hasattr(training.noise, "bands")
+            else {}
+        ),
         "delta": training.delta,
         "relation": str(training.relation),
         **({} if training.declared else {"users": len(training.population)}),  # declared: how many came is private

@@ -92,6 +92,7 @@ class RunDirectory(Callback):
         self._lock = lock
         self._training: Training | None = None
         self._checkpoints: CheckpointWriter | None = None
+        self._stored: TrainState | None = None  # that the last checkpoint is of
         self._reopened = False
         self._written, self._block, self._until = 0, 1, 0  # releases in the file; rounds a sync; rounds of the budget
 
@@ -165,7 +166,7 @@ class RunDirectory(Callback):
                 noise = None if charged.rounds > state.ledger.rounds else state.noise
                 state = replace(state, ledger=charged, noise=noise)
             self._open(training, state, lock, charged, circumstances)
-            self._reopened = True
+            self._reopened, self._stored = True, state
             on_error.pop_all()
         return state
 
@@ -191,6 +192,7 @@ class RunDirectory(Callback):
         system = self._training.privacy.noise_source == "system"
         if system or report.metrics or state.round_index % self.checkpoint_every == 0:
             self._checkpoints.write(state, str(self._circumstances), self._training.personal)
+            self._stored = state
         if system and state.round_index % self._block == 0:
             self._checkpoints.flush()
 
@@ -199,6 +201,7 @@ class RunDirectory(Callback):
         assert self._training is not None, "on_start comes first"
         assert self._checkpoints is not None
         self._checkpoints.write(state, str(self._circumstances), self._training.personal)
+        self._stored = state
         self._checkpoints.flush()
 
     def on_end(self, result: TrainResult) -> None:
@@ -239,8 +242,7 @@ class RunDirectory(Callback):
         if result.stopped == "interrupted":
             personal = self._training.personal
             save_checkpoint(self.path / CHECKPOINT, result.state, str(self._circumstances), personal)
-            if result.state.noise is not None:  # goes on from the file, and not from this state as well
-                result.state.noise.spent = True
+            self._stored = result.state
         else:
             for left in (self.path / CHECKPOINT, durable.partial_path(self.path / CHECKPOINT)):
                 left.unlink(missing_ok=True)
@@ -251,9 +253,11 @@ class RunDirectory(Callback):
             self._checkpoints.close()
             with suppress(OSError, RunError):  # of a disk that fails: too much is charged, never too little
                 self._take_back()
+        if self._stored is not None and self._stored.noise is not None:  # it goes on from the file, and there alone
+            self._stored.noise.spent = True
         if self._lock is not None:
             self._lock.close()
-        self._lock = self._training = self._checkpoints = None
+        self._lock = self._training = self._checkpoints = self._stored = None
 
     def _take_back(self) -> None:
         """Take rounds that were charged ahead and never released out of the ledger."""

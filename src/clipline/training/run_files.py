@@ -8,13 +8,14 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from ..errors import CliplineError, RunError
+from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 
 SETTINGS, METRICS, LEDGER, CURVES = "settings.toml", "metrics.jsonl", "ledger.jsonl", "curves.png"
@@ -70,12 +71,12 @@ def read_rounds(path: Path, problems: list[str] | None = None) -> list[dict[str,
     damaged = 0
     for line in lines:
         try:
-            fields = json.loads(line)
-            number = fields["round"]
+            entries = json.loads(line)
+            number = entries["round"]
         except (ValueError, KeyError, TypeError, RecursionError):
             number = None
         if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 53:
-            rounds[number] = fields
+            rounds[number] = entries
         else:
             damaged += 1
     if damaged:
@@ -96,6 +97,12 @@ def read_card(model: Path) -> dict[str, Any]:
 def finite_or_none(number: float) -> float | None:
     """JSON has no infinity and no NaN: null stands for both."""
     return number if math.isfinite(number) else None
+
+
+def guarantee_json(guarantee: Guarantee) -> dict[str, Any]:
+    """The fields of a guarantee; an infinite epsilon is null."""
+    values = {field.name: getattr(guarantee, field.name) for field in fields(guarantee)}
+    return {**values, "epsilon": finite_or_none(guarantee.epsilon), "relation": str(guarantee.relation)}
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

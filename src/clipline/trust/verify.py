@@ -14,6 +14,7 @@ import struct
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,11 @@ from ..privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSam
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
-from ..training.model_card import guarantee_json
-from ..training.run_files import CHECKPOINT, LEDGER, METRICS, MODEL, SETTINGS, RunFiles, read_run
+from ..training.run_files import CHECKPOINT, LEDGER, METRICS, MODEL, SETTINGS, RunFiles, guarantee_json, read_run
 
 _SAME, _CLOSE = 1e-9, 0.01  # relative: numbers that were copied; an epsilon by another version's accountant
 _LIBRARY = "privacy."  # before names in a settings file that `RunDirectory` wrote itself
+Entries = tuple[tuple[GaussianEvent, int], ...]
 _NAMESPACE = "clipline"  # of signatures, as `ssh-keygen -Y` has it
 
 
@@ -36,13 +37,23 @@ _NAMESPACE = "clipline"  # of signatures, as `ssh-keygen -Y` has it
 class Verified:
     """What a run directory promises, by its ledger, and what is wrong with its files."""
 
+    path: Path
     files: RunFiles
     ledger: Ledger  # of all that was charged
     guarantee: Guarantee | None  # computed again, by the tighter of both accountants; None where it cannot be
     renyi: float | None  # epsilon by the Renyi accountant alone
-    problems: tuple[str, ...]
-    seal: str
+    contradictions: tuple[str, ...]  # between files that can be read: then the guarantee is none to rely on
     finished: bool
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Also files that are missing or damaged."""
+        return tuple(dict.fromkeys([*self.files.problems, *_missing(self), *self.contradictions]))
+
+    @property
+    def seal(self) -> str:
+        """See `seal`."""
+        return seal(self.path)
 
 
 def verify(path: Path) -> Verified:
@@ -50,11 +61,9 @@ def verify(path: Path) -> Verified:
     if not path.is_dir() or not any((path / name).is_file() for name in (SETTINGS, LEDGER, METRICS)):
         raise RunError(f"path={str(path)!r} holds no run: give a run directory, as clipline train writes it")
     files = read_run(path)
-    problems = [*files.problems, *_missing(path)]
     finished = (path / MODEL).is_file() and not (path / CHECKPOINT).is_file()
-    if finished and not files.card:
-        problems.append(f"{MODEL} has no card, or one that cannot be read")
     ledger = Ledger() if files.ledger is None else files.ledger
+    problems = [f"{MODEL} has no card, or one that cannot be read"] if finished and not files.card else []
     problems += [*_rounds(files, ledger, finished), *_doubled(path / METRICS), *_terms(files, ledger)]
     charged = _charged(files, ledger)
     guarantee = renyi = None
@@ -66,13 +75,15 @@ def verify(path: Path) -> Verified:
         problems += [*_card(files, guarantee, finished), *_curve(files, guarantee)]
         if (text := _header(_bytes(path / MODEL))[0].get("guarantee")) != files.card.get("guarantee", {}).get("text"):
             problems.append(f"the model's metadata say {text!r}, which its card does not")
-    return Verified(files, charged, guarantee, renyi, tuple(dict.fromkeys(problems)), seal(path), finished)
+    elif ledger.rounds:
+        problems.append("delta or the neighbouring relation is not on record")
+    return Verified(path, files, charged, guarantee, renyi, tuple(problems), finished)
 
 
-def _missing(path: Path) -> Iterator[str]:
+def _missing(found: Verified) -> Iterator[str]:
     expected = [SETTINGS, LEDGER, METRICS]
-    expected += [] if (path / CHECKPOINT).is_file() else [MODEL]
-    yield from (f"{name} is missing" for name in expected if not (path / name).is_file())
+    expected += [] if (found.path / CHECKPOINT).is_file() else [MODEL]
+    yield from (f"{name} is missing" for name in expected if not (found.path / name).is_file())
 
 
 def _rounds(files: RunFiles, ledger: Ledger, finished: bool) -> Iterator[str]:
@@ -126,6 +137,10 @@ def _terms(files: RunFiles, ledger: Ledger) -> Iterator[str]:
         for event in ledger.events:
             if event.statistic is None and not _drawn(event, cohort, users):
                 yield f"{LEDGER} charges {event.sampling}, {SETTINGS} has {cohort:,} of {users:,} users"
+    for name, bands in _bands(files):
+        for event in ledger.events:
+            if event.statistic is None and bands != getattr(event.sampling, "bands", 1):
+                yield f"{LEDGER} charges {event.sampling}, {name} has {bands} bands of noise"
     about = files.card.get("settings")
     for name in ("rounds", "cohort_size"):
         if isinstance(about, dict) and about.get(name) != files.settings.get(name):
@@ -134,6 +149,16 @@ def _terms(files: RunFiles, ledger: Ledger) -> Iterator[str]:
         for name, value in resolved.items():
             if (noted := files.notes.get(name)) != value:
                 yield f"{name} is {value} in the model's card and {noted} in {SETTINGS}"
+
+
+def _bands(files: RunFiles) -> Iterator[tuple[str, object]]:
+    """How many bands the noise has, by each file that tells; independent noise, which has one, is not mentioned."""
+    yield SETTINGS, files.notes.get("bands", 1)
+    asked = files.settings.get("noise.bands", files.settings.get("bands"))
+    if isinstance(asked, int):
+        yield SETTINGS, asked
+    if isinstance(resolved := files.card.get("resolved"), dict):
+        yield "the model's card", resolved.get("bands", 1)
 
 
 def _drawn(event: GaussianEvent, cohort: int, users: int) -> bool:
@@ -159,14 +184,22 @@ def _guarantee(files: RunFiles, ledger: Ledger) -> tuple[Guarantee | None, float
     relation = files.notes.get("relation") or _setting(files, "relation")
     if not ledger.rounds or delta is None or not isinstance(relation, str):
         return None, None
-    terms: dict[str, Any] = {"delta": delta, "relation": Relation.named(relation)}
+    found, renyi = _accounted(ledger.entries, delta, Relation.named(relation))
     found = replace(
-        account(ledger, **terms),
+        found,
         from_seed=_setting(files, "noise_source") == "seed",
         example_level=files.notes.get("example_level") is True,
         shows_errors=files.notes.get("shows_errors") is True,
     )
-    return found, account_renyi(ledger, **terms).epsilon
+    return found, renyi
+
+
+@lru_cache(maxsize=4096)
+def _accounted(entries: Entries, delta: float, relation: Relation) -> tuple[Guarantee, float]:
+    """By the tighter of both accountants, and epsilon by the Renyi one; kept for a page that follows a run."""
+    ledger = Ledger(entries)
+    found = account(ledger, delta=delta, relation=relation)
+    return found, account_renyi(ledger, delta=delta, relation=relation).epsilon
 
 
 def _card(files: RunFiles, guarantee: Guarantee, finished: bool) -> Iterator[str]:

@@ -16,6 +16,7 @@ from ..preprocessing import CHARACTER_IDS, PAD, ROW
 from ..stand_ins import shakespeare_users
 
 FIELDS: Fields = {"tokens": ((ROW,), "whole")}
+STATE = 256  # numbers that each layer carries from character to character
 
 
 class CharacterLSTM(nn.Module):
@@ -24,9 +25,9 @@ class CharacterLSTM(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = keras_embedding(CHARACTER_IDS, 8)
-        self.lstm1 = MatrixLSTM(8, 256)
-        self.lstm2 = MatrixLSTM(256, 256)
-        self.out = keras_linear(256, CHARACTER_IDS)
+        self.lstm1 = MatrixLSTM(8, STATE)
+        self.lstm2 = MatrixLSTM(STATE, STATE)
+        self.out = keras_linear(STATE, CHARACTER_IDS)
         for layer in (self.lstm1, self.lstm2):
             he_normal_(layer.weight_ih.data)
 

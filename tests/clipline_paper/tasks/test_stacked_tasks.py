@@ -25,6 +25,16 @@ CASES = {
 FEW_WORDS = 400  # of so_nwp, whose 10,004 take minutes in float64
 
 
+@pytest.fixture(autouse=True)
+def _narrow(narrow_resnet, monkeypatch):
+    """Networks with all their layers and fewer numbers: those of full width train in test_paper_tasks.py."""
+    narrow = {"so_nwp.WORD_IDS": FEW_WORDS, "so_nwp.STATE": 50, "shakespeare.STATE": 20}
+    narrow["emnist_ae.WIDTHS"] = (784, 100, 50, 25, 30, 25, 50, 100, 784)
+    for name, value in narrow.items():
+        monkeypatch.setattr(f"clipline_paper.tasks.{name}", value)
+    monkeypatch.setattr("clipline.engine.stacked.rounding._BYTES", 1 << 20)  # made-up users before the first round
+
+
 def cut(population, sizes):
     """Users with these numbers of examples, from the first rows of the users that there are."""
     rows = np.concatenate([population.offsets[user] + np.arange(size) for user, size in enumerate(sizes)])
@@ -64,11 +74,8 @@ def compare(engine, users, per_example=True):
     return expected
 
 
-@pytest.mark.usefixtures("narrow_resnet")  # gradients in a stack at its full width: test_paper_tasks.py
 @pytest.mark.parametrize("name", CASES)
-def test_a_stack_trains_every_task_as_one_by_one(name, monkeypatch):
-    monkeypatch.setattr("clipline_paper.tasks.so_nwp.WORD_IDS", FEW_WORDS)
-    monkeypatch.setattr("clipline_paper.tasks.so_nwp.STATE", 50)
+def test_a_stack_trains_every_task_as_one_by_one(name):
     engine = engine_of(name)
     sizes = CASES[name][0]
     expected = compare(engine, np.arange(len(sizes)))

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 from reported_runs import add_rounds, end_run, write_record, write_run
@@ -8,7 +9,7 @@ from scipy.stats import norm
 
 from clipline import EarlyStopping, Evaluate, RunDirectory
 from clipline.errors import RunError
-from clipline.study.report.content import content, warnings
+from clipline.study.report.content import content, warnings, words
 from clipline.study.report.reading import collect
 
 
@@ -39,6 +40,19 @@ def test_epsilon_is_that_of_the_ledger_and_not_of_the_last_metrics(tmp_path):
     assert run.promise.rounds == 10
     assert run.promise.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(10), 1e-5), rel=1e-3)
     assert run.promise.epsilon >= gaussian_epsilon(math.sqrt(10), 1e-5) - 1e-6
+
+
+def test_the_files_of_an_honest_run_agree_and_without_that_no_guarantee_is_shown(tmp_path):
+    """What else is compared: tests/trust/test_verify.py."""
+    small_training(4).run([RunDirectory(tmp_path / "r")])
+    (run,) = collect([tmp_path / "r"]).runs
+    assert (run.problems, words(run)) == ([], str(small_training(4).planned))  # also that the noise comes from a seed
+    ledger = tmp_path / "r" / "ledger.jsonl"
+    ledger.write_text(re.sub(r'"noise_multiplier": [\d.]+', '"noise_multiplier": 5.0', ledger.read_text()))
+    (run,) = collect([tmp_path / "r"]).runs
+    assert run.promise is None
+    assert any("noise multiplier of 5, settings.toml has" in told for told in run.problems)
+    assert "no guarantee is on record" in warnings(run)
 
 
 def test_a_run_that_stopped_by_what_it_measured_is_charged_all_planned_rounds(tmp_path):
@@ -95,9 +109,9 @@ def test_lines_that_are_cut_short_or_damaged_are_left_out(tmp_path):
         (
             "ledger.jsonl",
             '{"version": 1, "round": 0, "sampling": "none", "noise_multiplier": 1.0}\n',
-            "ledger.jsonl lacks 19 of the rounds in metrics.jsonl",
+            "metrics.jsonl has 20 rounds and ledger.jsonl charges 1: no guarantee is shown",
         ),
-        ("ledger.jsonl", "", "ledger.jsonl lacks 20 of the rounds"),
+        ("ledger.jsonl", "", "metrics.jsonl has 20 rounds and ledger.jsonl charges 0"),
         ("settings.toml", "= broken", "settings.toml cannot be read"),
         ("settings.toml", "rounds = 20", "relation is not on record"),
     ],
@@ -163,8 +177,9 @@ def test_a_round_that_was_run_again_counts_as_it_came_last(tmp_path):
 
 def test_a_run_of_the_library_is_understood_too(tmp_path):
     run = write_run(tmp_path / "r")
+    noise = "# noise_multiplier = 1.0\n# delta_noise_multiplier = 1.0\n"
     tables = '[clip]\ntype = "FixedClip"\nclip = 0.25\n[privacy]\nnoise_source = "system"\n[facts]\ntask = "mine"\n'
-    (run / "settings.toml").write_text(f"rounds = 20\n{tables}# delta = 1e-05\n# relation = 'replace-one'\n")
+    (run / "settings.toml").write_text(f"rounds = 20\n{tables}# delta = 1e-05\n# relation = 'replace-one'\n{noise}")
     (read,) = collect([run]).runs
     assert (read.clip, read.target, read.task, read.setting("noise_source")) == ("fixed 0.25", None, "mine", "system")
     assert read.promise.relation == "replace-one"

@@ -25,7 +25,7 @@ def test_a_private_run_has_no_warning_and_says_all_it_rests_on(tmp_path):
     assert rests_on["population"] == "100 users, declared beforehand"
     assert content(collect([tmp_path / "r"]))["runs"][0]["delta_text"] == "1e-05"
     assert rests_on["noise of a round, z"] == "1"
-    assert rests_on["of it on the updates, z_delta"] == "1.01"
+    assert rests_on["of it on the updates, z_delta"] == "1.00504"  # (1 - 0.1^2)^-0.5, by Theorem 1
     assert rests_on["and on the count within the clip"] == "5 users"
 
 

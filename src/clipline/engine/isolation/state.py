@@ -3,7 +3,7 @@
 Found are: attributes of modules and of objects of the caller's own classes, class attributes, hooks, functions with
 their closures, defaults and the global variables that they name; also functions that a library has wrapped, as
 `torch.no_grad()` does. That is where people keep state by mistake. What only code does that means to hide it is not
-looked for: see "The premise" in docs/explanation/guarantees.md. Tensors and arrays are compared bit by bit or by a
+looked for: see docs/explanation/threat_model.md. Tensors and arrays are compared bit by bit or by a
 checksum.
 """
 

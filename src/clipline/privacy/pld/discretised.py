@@ -90,7 +90,7 @@ def discretise(direction: Direction, positive: Array, negative: Array) -> Discre
     below[1:] += kept
     below[-1] += reverse_q[-1]
     # Mass that is neither positive nor negative loss is at loss 0: an atom if the profile is glued from two pairs (see
-    # docs/explanation/guarantees.md), otherwise a rounding error.
+    # docs/explanation/proofs.md), otherwise a rounding error.
     above[0] += below[0] + max(1 - p[0] - reverse_q[0], 0.0)
     losses, mass = np.concatenate([-negative[:0:-1], positive]), np.concatenate([below[:0:-1], above])
     return DiscretisedLoss(losses, mass, float(p[-1]))

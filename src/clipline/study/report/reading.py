@@ -8,21 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CliplineError, RunError
 from ...metric_direction import better_facts
-from ...privacy.accountant import account
-from ...privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSampling, PoissonSampling
 from ...privacy.feasibility import noise_norm
-from ...privacy.guarantee import Guarantee
-from ...privacy.ledger import Ledger
-from ...privacy.relations import Relation
 from ...tasks import main_metric_of
 from ...training.diagnosis import BestAndLast, Known, best_and_last, diagnose
-from ...training.run_files import CHECKPOINT, LEDGER, METRICS, MODEL, RunFiles, flat, is_run_directory, read_run
+from ...training.run_files import CHECKPOINT, MODEL, RunFiles, flat, is_run_directory
+from ...trust.verify import Verified, verify
 
 if TYPE_CHECKING:
     from ..directory import Figure
@@ -35,8 +30,6 @@ RELEASED = ("clip", "fraction_within", "epsilon", "delta")
 UNPRIVATE = "unprivate_"
 STUDY, RUNS = "study.json", "runs"
 _CIRCUMSTANCES = ("clipline", "python", "torch", "numpy", "device", "engine", "machine")
-_SAME = 1e-9  # relative: numbers that were copied from one file to another
-_CLOSE = 0.01  # relative: an epsilon that another version's accountant may have computed
 _PROMISED = ("epsilon", "delta", "relation", "sampling", "accountant", "rounds")
 _OF_DATA = ("data", "data_source", "measured_on")  # what circumstances say of the data
 _RESOLVED = ("population_size", "cohort_size", "noise_multiplier", "delta_noise_multiplier", "count_stddev")
@@ -203,10 +196,11 @@ def _named_apart(runs: list[ReportedRun]) -> list[ReportedRun]:
 def read_run_directory(path: Path) -> ReportedRun:
     """The run in a folder. What cannot be read is left out and named in `problems`.
 
-    Without a ledger no epsilon is shown, nor where the files contradict each other. The guarantee is computed from the
-    ledger: a round that was charged counts, even if a crash lost its metrics.
+    Without a ledger no epsilon is shown, nor where the files contradict each other, by `trust.verify`. A round that was
+    charged counts, even if a crash lost its metrics.
     """
-    files = read_run(path)
+    found = verify(path)
+    files = found.files
     rounds, notes = files.rounds, files.notes
     names = dict.fromkeys(name for line in rounds for name in line if name != "round")
     columns = {name: [finite(line.get(name)) for line in rounds] for name in names}
@@ -223,10 +217,10 @@ def read_run_directory(path: Path) -> ReportedRun:
         resolved={name: value for name, value in notes.items() if name not in (*_CIRCUMSTANCES, "planned")},
         about=files.facts,
         circumstances={name: notes[name] for name in _CIRCUMSTANCES if name in notes},
-        promise=None if files.ledger is None else _promise(files, files.ledger, columns),
+        promise=_promise(found),
         planned=str(notes["planned"]) if "planned" in notes else None,
         noise_multiplier=min(noises) if noises else finite(notes.get("noise_multiplier")),
-        problems=files.problems,
+        problems=[*files.problems, *(f"{words}: no guarantee is shown" for words in found.contradictions)],
     )
     known = _known(run, files.card.get("model_rounds"))
     return replace(run, findings=[str(one) for one in diagnose(rounds, known)], best=best_and_last(rounds, known))
@@ -239,11 +233,12 @@ def _known(run: ReportedRun, kept: object) -> Known:
         value if isinstance(value, int) and value > 0 else None
         for value in (run.setting("cohort_size"), run.resolved.get("parameters"))
     )
+    lasting = finite(run.resolved.get("lasting_share", 1.0)) or 1.0
     return Known(
         target=run.target,
         cohort_size=cohort,
         count_stddev=finite(run.resolved.get("count_stddev")),
-        noise_norm=noise_norm(z, cohort, parameters) if z is not None and cohort and parameters else None,
+        noise_norm=noise_norm(z * lasting, cohort, parameters) if z is not None and cohort and parameters else None,
         metric=str(run.resolved["metric"]) if "metric" in run.resolved else None,
         facts={name: str(value) for name, value in run.about.items()},
         kept=kept if isinstance(kept, int) and 0 < kept < len(run.round) else None,
@@ -263,127 +258,20 @@ def _state(path: Path, done: int, files: RunFiles) -> str:
     return "budget" if isinstance(planned, int) and done < planned else "finished"
 
 
-def _promise(files: RunFiles, ledger: Ledger, columns: Columns) -> Promise | None:
-    """The guarantee of all rounds charged; None, perhaps with a problem, where its terms are not known or differ."""
-    problems, settings, notes, card = files.problems, files.settings, files.notes, files.card
-    lost = len(files.rounds) - ledger.rounds
-    if lost > 0:  # a round is charged before it is released
-        problems.append(f"{LEDGER} lacks {lost} of the rounds in {METRICS}: no guarantee is shown")
+def _promise(found: Verified) -> Promise | None:
+    """The guarantee of all rounds charged; None where its terms are not known or the files contradict each other."""
+    guarantee = found.guarantee
+    if guarantee is None or found.contradictions:
         return None
-    if not ledger.rounds:
-        return None
-    if broken := _broken_terms(files, ledger, columns):
-        problems += [f"{words}: the files contradict each other, and no guarantee is shown" for words in broken]
-        return None
-    covered = card.get("guarantee", {}).get("rounds")
-    covered = covered if isinstance(covered, int) and ledger.rounds < covered < 1 << 40 else ledger.rounds
-    if card.get("stopped") == "finished" and covered > ledger.rounds:
-        missing = covered - ledger.rounds
-        problems.append(f"{LEDGER} lacks {missing} of the rounds that the model's card covers: no guarantee is shown")
-        return None
-    updates = [event for event in ledger.events if event.statistic is None]
-    if len(updates) == 1 and covered > ledger.rounds:  # stopped by what it measured: then all planned rounds count
-        ledger = ledger.add(ledger.next_event, covered - ledger.rounds)
-    delta = finite(notes.get("delta")) or finite(settings.get("delta")) or _last(columns.get("delta", ()))
-    relation = notes.get("relation") or _setting(settings, "relation")
-    if delta is None or not isinstance(relation, str):
-        problems.append("delta or the neighbouring relation is not on record: no guarantee is shown")
-        return None
-    try:
-        guarantee = replace(
-            _account(ledger.entries, delta, relation),
-            from_seed=_setting(settings, "noise_source") == "seed",
-            example_level=notes.get("example_level") is True,
-            shows_errors=notes.get("shows_errors") is True,
-        )
-    except CliplineError as error:
-        problems.append(f"the rounds cannot be accounted ({error}): no guarantee is shown")
-        return None
-    promise = Promise(
+    return Promise(
         words=str(guarantee),
         epsilon=finite(guarantee.epsilon),
         delta=guarantee.delta,
         relation=str(guarantee.relation),
-        sampling="; ".join(sorted({str(event.sampling) for event in updates})),
+        sampling="; ".join(sorted({str(event.sampling) for event in found.ledger.events if event.statistic is None})),
         accountant=guarantee.accountant,
         rounds=guarantee.rounds,
     )
-    if promise.epsilon is None:
-        return promise
-    missing_from_it, noted = _other_epsilons(files, columns, promise.epsilon, guarantee.rounds)
-    problems += [f"{words}: the files contradict each other, and no guarantee is shown" for words in missing_from_it]
-    problems += [] if missing_from_it else noted
-    return None if missing_from_it else promise
-
-
-def _broken_terms(files: RunFiles, ledger: Ledger, columns: Columns) -> list[str]:
-    """Where the files differ in what a guarantee is computed from: then none can be claimed.
-
-    What a file does not have is not compared. Somebody who changes all files alike is not found out.
-    """
-    found, settings, notes = list[str](), files.settings, files.notes
-    events = [event for event in ledger.events if event.statistic is None]
-    z = finite(notes.get("noise_multiplier"))
-    for event in events:
-        if z is not None and not math.isclose(event.noise_multiplier, z, rel_tol=_SAME):
-            charged = event.noise_multiplier
-            found.append(f"{LEDGER} charges a noise multiplier of {charged:g}, settings.toml has {z:g}")
-    cohort, users = settings.get("cohort_size"), _setting(settings, "population_size") or notes.get("users")
-    if isinstance(cohort, int) and isinstance(users, int) and users > 0:
-        drawn = f"settings.toml has {cohort:,} of {users:,} users"
-        found += [f"{LEDGER} charges {one.sampling}, {drawn}" for one in events if not _drawn(one, cohort, users)]
-    promised = files.card.get("guarantee", {})
-    sources = {"settings.toml": notes.get("delta"), METRICS: _last(columns.get("delta", ())),
-               "the model's card": promised.get("delta")}  # fmt: skip
-    deltas = {name: number for name, value in sources.items() if (number := finite(value))}
-    if len(deltas) > 1 and not math.isclose(min(deltas.values()), max(deltas.values()), rel_tol=_SAME):
-        found.append("delta is " + ", ".join(f"{value:.4g} in {name}" for name, value in deltas.items()))
-    relations = {"settings.toml": notes.get("relation"), "the model's card": promised.get("relation")}
-    if len({value for value in relations.values() if isinstance(value, str)}) > 1:
-        found.append("relation is " + ", ".join(f"{value} in {name}" for name, value in relations.items()))
-    source = _setting(settings, "noise_source")
-    if source in ("seed", "system") and promised.get("from_seed") is (source == "system"):
-        found.append(f"noise comes from the {source} by settings.toml, and not by the model's card")
-    return list(dict.fromkeys(found))
-
-
-def _drawn(event: GaussianEvent, cohort: int, users: int) -> bool:
-    """Whether an event is of the sampling that settings tell of; of others than Poisson and fixed size, unknown."""
-    if isinstance(event.sampling, FixedSizeSampling):
-        return (event.sampling.cohort_size, event.sampling.population_size) == (cohort, users)
-    groups = event.sampling.bands if isinstance(event.sampling, GroupedPoissonSampling) else 1
-    is_poisson = isinstance(event.sampling, PoissonSampling | GroupedPoissonSampling)
-    return not is_poisson or math.isclose(event.sampling.rate, groups * cohort / users, rel_tol=_SAME)
-
-
-def _other_epsilons(files: RunFiles, columns: Columns, charged: float, rounds: int) -> tuple[list[str], list[str]]:
-    """Where metrics or card say more than the rounds charged come to, so that the ledger lacks something.
-
-    And what a reader should know of that leaves the guarantee as it is: numbers below what was charged.
-    """
-    card, promised, above = files.card, files.card.get("guarantee", {}), charged * (1 + _CLOSE)
-    last, stated = _last(columns.get("epsilon", ())), finite(promised.get("epsilon"))
-    more = [
-        f"{LEDGER} comes to epsilon {charged:.3g}, and {name} says {number:.3g}"
-        for name, number in ((METRICS, last), ("the model's card", stated))
-        if number is not None and number > above
-    ]
-    come_to = f"and the rounds charged come to {charged:.3g}"
-    asked = [finite(files.settings.get(name)) for name in ("epsilon", "max_epsilon")]
-    asked += [finite(files.settings.get(f"privacy.{name}")) for name in ("epsilon", "max_epsilon")]
-    least = min((number for number in asked if number is not None), default=math.inf)
-    less = [f"settings.toml asks for epsilon {least:g}, {come_to}"] if charged > least * (1 + _CLOSE) else []
-    whole = card.get("stopped") == "finished" and len(files.rounds) == rounds
-    if whole and last is not None and last < charged * (1 - _CLOSE):
-        less.append(f"{METRICS} ends at epsilon {last:.3g}, {come_to}")
-    if stated is not None and promised.get("rounds") == rounds and stated < charged * (1 - _CLOSE):
-        less.append(f"the model's card says epsilon {stated:.3g}, {come_to}")
-    return more, less
-
-
-@lru_cache(maxsize=4096)
-def _account(entries: tuple[tuple[GaussianEvent, int], ...], delta: float, relation: str) -> Guarantee:
-    return account(Ledger(entries), delta=delta, relation=Relation.named(relation))
 
 
 # Studies
