@@ -124,9 +124,8 @@ def _noting_places(stack: Stacked, places: list[NDArray[np.int64]]):
     updates_of = stack._updates_of
 
     def noted(requests, trained):
-        for (part, _), found in zip(trained.stacks, updates_of(requests, trained), strict=True):
-            places.append(trained.block.places[part])
-            yield found
+        places.append(trained.block.places)
+        return updates_of(requests, trained)
 
     return mock.patch.object(stack, "_updates_of", noted)
 

@@ -16,6 +16,8 @@ __all__ = [
     "check_choice", "nearest", "refuse",
 ]  # fmt: skip
 
+# What to do after an error in the middle of a run.
+GO_ON = "resume the run (one that has no checkpoint has to start again)"
 _MOST_SHOWN = 20  # entries of a list or dict in a message
 _LONGEST = 20_000  # letters of a message
 _LONGEST_WORD, _MOST_WORDS = 80, 100  # of names that may be meant

@@ -221,32 +221,6 @@ def test_the_page_on_data_runs_as_printed(clipline, tmp_path, monkeypatch):
         exec(compile(block, "docs/howto/data.md", "exec"), {})
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.csv", "user,x,x\n1,2,3\n"),
-        ("a.jsonl", "null\n"),
-        ("a.jsonl", '{"user": ' + "[" * 100_000 + "\n"),
-        ("a.npz", "PK"),
-        ("a.parquet", "PAR1"),
-        ("a.h5", "\x89HDF"),
-        ("a.sqlite", "SQLite format 3"),
-        ("a.csv", ""),
-        ("a.csv", None),
-    ],
-)
-def test_a_file_that_cannot_be_read_gets_one_sentence_and_leaves_nothing(clipline, tmp_path, name, content):
-    if content is None:
-        (tmp_path / name).mkdir()
-    else:
-        (tmp_path / name).write_text(content, encoding="latin-1")
-    code, out, err = clipline("data", "prepare", "table", "--from", name, "--to", "store", "--user-column", "user")
-    assert (code, out) == (2, "")
-    assert err.startswith(f"error: '{name}'")
-    assert len(err.splitlines()) == 1
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
 RIDES = """rider,city,zip,start,age,late
 ann,Rome,007,2026-01-01 06:00:00,,1
 bob,Oslo,8,2026-01-02 00:00:00,30,0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from samples import LOCAL, cross_entropies, small_population
 from samples import linear_float32 as linear
 
@@ -18,8 +18,14 @@ from clipline.errors import ModuleError, RunError, SettingError
 from clipline.federated.clip_controllers import ClipState
 from clipline.privacy import Ledger
 from clipline.training.callbacks import Callback, StopOnInterrupt
-from clipline.training.checkpoint import Circumstances, model_fingerprint, save_checkpoint
-from clipline.training.durable import DirectoryLock
+from clipline.training.checkpoint import (
+    Circumstances,
+    DamagedCheckpointWarning,
+    load_checkpoint,
+    model_fingerprint,
+    save_checkpoint,
+)
+from clipline.training.durable import DirectoryLock, partial_path, save_tensors
 from clipline.training.evaluation import Evaluate
 from clipline.training.options import Compute, Privacy
 from clipline.training.run_directory import (
@@ -28,6 +34,7 @@ from clipline.training.run_directory import (
     LEDGER,
     METRICS,
     MODEL,
+    OLDER,
     SETTINGS,
     RunDirectory,
     check_free,
@@ -89,6 +96,10 @@ def reopened(path, run, **given):
         return directory.reopen(run)
 
 
+def circumstances(noise_source="seed"):
+    return str(Circumstances(training(noise_source)))
+
+
 def contents(path):
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
@@ -113,6 +124,7 @@ def test_a_run_of_the_library_leaves_everything_that_a_reviewer_needs(real_curve
         kept = {"guarantee": str(result.guarantee), "task": "rides", "measured_on": "other riders"}
         stored = file.metadata()
     card = json.loads(stored.pop("card"))
+    assert len(stored.pop("checksum")) == 64
     assert stored == kept
     assert (card["facts"], card["metrics"]) == ({"task": "rides", "measured_on": "other riders"}, {"accuracy": 0.5})
 
@@ -244,7 +256,7 @@ def test_the_ledger_line_comes_before_the_metrics_line_and_the_checkpoint(tmp_pa
         training("system").run([RunDirectory(tmp_path / "r")])
     assert Ledger.read(tmp_path / "r" / LEDGER).rounds == 1
     assert (tmp_path / "r" / METRICS).read_text() == ""
-    assert not (tmp_path / "r" / CHECKPOINT).exists()
+    assert load_checkpoint(tmp_path / "r" / CHECKPOINT, "cpu", circumstances("system")).round_index == 0
 
 
 def test_a_run_from_a_given_state_begins_with_the_ledger_of_that_state(tmp_path):
@@ -260,6 +272,53 @@ def test_without_metrics_there_is_a_checkpoint_every_so_many_rounds(tmp_path, ev
     with pytest.raises(Crash):
         training().run([RunDirectory(tmp_path / "r", checkpoint_every=every), Crashing(5)])
     assert reopened(tmp_path / "r", training()).round_index == 5 - 5 % every
+
+
+def test_a_run_that_fails_in_its_first_round_can_be_resumed(tmp_path):
+    class Fails(Callback):
+        def on_release(self, state):
+            raise Crash
+
+    with pytest.raises(Crash):
+        training().run([RunDirectory(tmp_path / "r"), Fails()])
+    result = training().resume(tmp_path / "r")
+    assert torch.equal(result.state.params, training().run().state.params)
+    assert result.guarantee.rounds == 6
+
+
+@pytest.mark.parametrize("damaged", [(CHECKPOINT,), (CHECKPOINT, OLDER)])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_every_round_stays_charged(tmp_path, damaged):
+    crashed_run(tmp_path / "r", "seed", 5)  # checkpoints at 2 and 4, five rounds charged
+    for name in damaged:
+        path = tmp_path / "r" / name
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    if len(damaged) == 2:
+        with pytest.raises(RunError, match="is damaged, its checksum is that of other content: start the run again"):
+            training().resume(tmp_path / "r")
+        return
+    with pytest.warns(DamagedCheckpointWarning, match="goes on from the checkpoint before it, after 2 rounds"):
+        result = training().resume(tmp_path / "r", [StopAtOnce()])
+    assert (result.state.round_index, result.guarantee.rounds) == (2, 5)
+    assert Ledger.read(tmp_path / "r" / LEDGER).rounds == 5
+    assert torch.equal(training().resume(tmp_path / "r").state.params, training().run().state.params)
+
+
+def test_what_cut_writes_left_is_gone_after_a_resume_and_at_the_end(tmp_path):
+    crashed_run(tmp_path / "r")
+    left = [partial_path(tmp_path / "r" / CHECKPOINT), tmp_path / "r" / ".tmpX7ab3Q"]  # the second is safetensors'
+    for path in left:
+        path.write_text("private")
+    reopened(tmp_path / "r", training())
+    assert not [path for path in left if path.exists()]
+
+    def cut(report, state):
+        for path in left:
+            path.write_text("private")
+
+    training().resume(tmp_path / "r", [Each(cut)])
+    assert sorted(file.name for file in (tmp_path / "r").iterdir()) == [CURVES, LEDGER, METRICS, MODEL, SETTINGS]
 
 
 # Resume -------------------------------------------------------------------------------------------------------------
@@ -581,20 +640,22 @@ def test_the_first_line_that_differs_is_named_however_many_lines_there_are(tmp_p
         training(privacy=Privacy(noise_multiplier=0.5, delta=1e-5)).resume(tmp_path / "r")
 
 
-def test_a_new_run_does_not_wait_for_the_fingerprint_but_its_first_checkpoint_does(tmp_path, monkeypatch):
+def test_users_train_beside_the_fingerprint_but_nothing_is_released_without_it(tmp_path, monkeypatch):
     import threading
 
     may_end = threading.Event()
     monkeypatch.setattr(Population, "fingerprint", lambda self: "f" * 64 if may_end.wait(60) else "late")
-    on_round = RunDirectory.on_round
+    on_release = RunDirectory.on_release
 
-    def observe(self, report, state):
-        if state.round_index == 2:  # the first that is evaluated
+    def observe(self, state):
+        if state.round_index == 1:  # its users have trained
             assert not (tmp_path / "r" / CHECKPOINT).exists()
+            assert (tmp_path / "r" / LEDGER).read_text() == ""
             may_end.set()
-        on_round(self, report, state)
+        on_release(self, state)
+        assert (tmp_path / "r" / CHECKPOINT).exists()
 
-    monkeypatch.setattr(RunDirectory, "on_round", observe)
+    monkeypatch.setattr(RunDirectory, "on_release", observe)
     with pytest.raises(Crash):
         training().run([RunDirectory(tmp_path / "r"), measured(), Crashing(6)])
     assert b"unprivate data fingerprint: ffff" in (tmp_path / "r" / CHECKPOINT).read_bytes()
@@ -700,7 +761,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, change):
     path = tmp_path / "r" / CHECKPOINT
     with safe_open(path, "pt") as file:
         tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-    save_file({name: tensor.contiguous() for name, tensor in change(tensors).items()}, path, metadata)
+    save_tensors({name: tensor.contiguous() for name, tensor in change(tensors).items()}, path, metadata)
     with pytest.raises(RunError, match="holds tensors of another model: start the run again"):
         reopened(tmp_path / "r", training())
 

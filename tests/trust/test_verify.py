@@ -8,10 +8,11 @@ import subprocess
 import pytest
 from click.testing import CliRunner
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.torch import save_file
 
 from clipline.cli.parser import app
 from clipline.errors import RunError
+from clipline.training.durable import save_tensors
 from clipline.trust.verify import check_signature, seal, sign_run, verify
 
 
@@ -32,17 +33,26 @@ def edit(pattern, text, file, count=1):
 
 def edit_card(change):
     def made(path):
-        with safe_open(path / "model.safetensors", "numpy") as file:
+        with safe_open(path / "model.safetensors", "pt") as file:
             metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         card = json.loads(metadata["card"])
         metadata["card"] = json.dumps(change(card) or card)
-        save_file(tensors, path / "model.safetensors", metadata)
+        save_tensors(tensors, path / "model.safetensors", metadata)
+
+    return made
+
+
+def flip(file, where):
+    def made(path):
+        data = bytearray((path / file).read_bytes())
+        data[where if isinstance(where, int) else data.index(where)] ^= 1
+        (path / file).write_bytes(data)
 
     return made
 
 
 def cut_metadata(path):
-    with safe_open(path / "model.safetensors", "numpy") as file:
+    with safe_open(path / "model.safetensors", "pt") as file:
         save_file({name: file.get_tensor(name) for name in file.keys()}, path / "model.safetensors")  # noqa: SIM118
 
 
@@ -75,6 +85,8 @@ EDITS = {
     "no metrics": (lambda path: (path / "metrics.jsonl").unlink(), "metrics.jsonl is missing"),
     "no model": (lambda path: (path / "model.safetensors").unlink(), "model.safetensors is missing"),
     "a model that is no model": (lambda path: (path / "model.safetensors").write_bytes(b"x" * 99), "has no card"),
+    "another value in the model": (flip("model.safetensors", -1), "model.safetensors is damaged"),
+    "another letter in the model's metadata": (flip("model.safetensors", b"epsilon"), "model.safetensors is damaged"),
     "a model without a card": (cut_metadata, "has no card"),
     "a lower epsilon in the card": (
         edit_card(lambda card: card["guarantee"].update(epsilon=1.0)), "epsilon is 1.0 in the model's card"),
@@ -149,9 +161,9 @@ def all_alike(path):
         card["guarantee"].update(epsilon=again.epsilon, order=again.order, accountant=again.accountant, text=str(again))
 
     edit_card(forge)(path)
-    with safe_open(path / "model.safetensors", "numpy") as file:
+    with safe_open(path / "model.safetensors", "pt") as file:
         metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    save_file(tensors, path / "model.safetensors", {**metadata, "guarantee": str(again)})
+    save_tensors(tensors, path / "model.safetensors", {**metadata, "guarantee": str(again)})
 
 
 def test_edits_of_all_files_alike_are_found_by_a_seal_that_was_noted_before(copy):

@@ -231,10 +231,12 @@ app = Group(
         "tasks": ".tasks",
         "study": ".study",
         "selftest": ".selftest",
+        "audit": ".audit",
         "verify": ".verify",
         "card": ".card",
         "data": ".data",
         "new-task": ".new_task",
+        "new-federation": ".new_federation",
     },
     registered="commands",
     params=[

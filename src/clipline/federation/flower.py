@@ -33,7 +33,7 @@ from ..training import durable
 from ..training.callbacks import Callback
 from ..training.result import RoundReport, TrainResult
 from ..training.run_directory import RunDirectory, checked_path, directory_first
-from ..training.run_files import CHECKPOINT
+from ..training.run_files import can_go_on
 from ..training.training import Training
 from .encoders import word_type
 from .flower_messages import BOX, CLIENTS, KEYS, SHARE, TOLD, bytes_in, encoder_for, numbered, vector_in
@@ -135,7 +135,7 @@ class AdaptiveClippingStrategy:
         the same directory: rounds that were released and not stored yet are charged again, and none is forgotten.
         """
         folder, callbacks = directory_first(checked_path(directory), callbacks)
-        resumes = (folder.path / CHECKPOINT).is_file()
+        resumes = can_go_on(folder.path)
         if resumes:
             self._read(folder.path)
         federated, problem = copy(self.training), copy(self.training.problem)

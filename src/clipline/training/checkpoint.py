@@ -12,6 +12,7 @@ import json
 import re
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -35,6 +36,7 @@ from ..privacy.events import GaussianEvent
 from ..privacy.ledger import Ledger
 from . import durable
 from .model_card import describe, device_name, in_use, layers_text
+from .run_files import OLDER
 
 if TYPE_CHECKING:
     from .training import Training
@@ -52,17 +54,16 @@ DATA_FINGERPRINT = "unprivate data fingerprint"  # the name of a line of circums
 def save_checkpoint(
     path: Path, state: TrainState, circumstances: str = "", personal: PersonalStore | None = None
 ) -> None:
-    """Write atomically, and to disk: a crash or a power cut leaves the previous checkpoint.
+    """Write atomically, and to disk: a crash or a power cut leaves the previous checkpoint, and so does damage.
 
     `circumstances` is whatever must be the same when the run goes on: a line each, `name = value` or `name: value`.
     With `personal` parameters those of this state are in it too, and the file is private.
     """
-    _write(path, *_contents(state, circumstances, personal))
+    tensors, metadata = _contents(state, personal)
+    _write(path, tensors, {**metadata, "circumstances": circumstances})
 
 
-def _contents(
-    state: TrainState, circumstances: str, personal: PersonalStore | None
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _contents(state: TrainState, personal: PersonalStore | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a checkpoint. States are never written to, so the tensors stay what they are."""
     runs = [{"count": count, "event": event.to_json()} for event, count in state.ledger.entries]
     tensors = {"params": state.params, **{f"server.{name}": value for name, value in state.server.items()}}
@@ -80,14 +81,13 @@ def _contents(
         "clip": repr(state.clip.clip),
         "round_index": str(state.clip.round_index),
         "ledger": json.dumps(runs),
-        "circumstances": circumstances,
     }
     return tensors, metadata
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     copied = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
-    durable.save_tensors(copied, path, metadata, private=True)
+    durable.save_tensors(copied, path, metadata, private=True, keep_as=path.with_name(OLDER))
 
 
 class CheckpointWriter:
@@ -105,15 +105,18 @@ class CheckpointWriter:
         self._busy: Future[None] | None = None  # until it has found nothing waiting
         self._hurry = threading.Event()  # somebody waits
 
-    def write(self, state: TrainState, circumstances: str = "", personal: PersonalStore | None = None) -> None:
-        """Begin to write, as `save_checkpoint` does. The state may be of a GPU that is still at work on it."""
-        tensors, metadata = _contents(state, circumstances, personal)
+    def write(self, state: TrainState, circumstances: object = "", personal: PersonalStore | None = None) -> None:
+        """Begin to write, as `save_checkpoint` does. The state may be of a GPU that is still at work on it.
+
+        The text of `circumstances` is asked for by the thread, which may wait for it.
+        """
+        tensors, metadata = _contents(state, personal)
         device = state.params.device
         ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
         with self._lock:
             if self._busy is not None and self._busy.done():
                 self._busy.result()
-            self._waiting = partial(self._write, tensors, metadata, ready)
+            self._waiting = partial(self._write, tensors, metadata, circumstances, ready)
             if self._busy is None:
                 self._busy = self._thread.submit(self._work)
 
@@ -142,7 +145,14 @@ class CheckpointWriter:
             write()
             self._hurry.wait(min(_PAUSE * (time.perf_counter() - begun), _LONGEST_PAUSE))
 
-    def _write(self, tensors: Mapping[str, Tensor], metadata: dict[str, str], ready: torch.cuda.Event | None) -> None:
+    def _write(
+        self,
+        tensors: Mapping[str, Tensor],
+        metadata: dict[str, str],
+        circumstances: object,
+        ready: torch.cuda.Event | None,
+    ) -> None:
+        metadata = {**metadata, "circumstances": str(circumstances)}
         if ready is None:
             _write(self._path, tensors, metadata)
             return
@@ -153,17 +163,47 @@ class CheckpointWriter:
             _write(self._path, tensors, metadata)
 
 
+class DamagedError(RunError):
+    """A checkpoint is not what was written."""
+
+
+class DamagedCheckpointWarning(UserWarning):
+    """The last checkpoint of a run is damaged, and the run goes on from the one before."""
+
+
+def load_last(path: Path, device: torch.device | str, circumstances: str) -> TrainState:
+    """The checkpoint at this path or, where that is missing or damaged, the one before, which takes its place."""
+    older = path.with_name(OLDER)
+    try:
+        return load_checkpoint(path, device, circumstances)
+    except DamagedError:
+        if not older.is_file():
+            raise
+        state = load_checkpoint(older, device, circumstances)
+        warnings.warn(
+            f"{str(path)!r} is damaged or missing: the run goes on from the checkpoint before it, after "
+            f"{state.round_index} rounds",
+            DamagedCheckpointWarning,
+            stacklevel=2,
+        )
+        older.replace(path)
+        return state
+
+
 def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstances: str = "") -> TrainState:
     """What `save_checkpoint` wrote, to the last bit; refused under other circumstances.
 
     A round that is run again must release the same numbers, or else their difference shows what noise should hide.
     """
     try:
+        wrong = durable.damage(path)
         with safe_open(path, "pt", device=str(device)) as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{str(path)!r} cannot be read as a checkpoint ({error}): start the run again") from None
+        raise DamagedError(f"{str(path)!r} cannot be read as a checkpoint ({error}): start the run again") from None
+    if wrong is not None:
+        raise DamagedError(f"{str(path)!r} is damaged, {wrong}: start the run again")
     if metadata.get("version") != _VERSION:
         raise RunError(f"{str(path)!r} has version {metadata.get('version')!r} but must have {_VERSION}: start again")
     if metadata.get("circumstances") != circumstances:
@@ -191,7 +231,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstance
         }
         return TrainState(clip.round_index, params, server, LateClip.known(clip), ledger, noise)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(f"{str(path)!r} is damaged ({error!r}): start the run again") from None
+        raise DamagedError(f"{str(path)!r} is damaged ({error!r}): start the run again") from None
 
 
 def load_personal(path: Path, round_index: int, personal: PersonalStore) -> None:

@@ -19,12 +19,12 @@ from ..privacy.ledger import Ledger, ledger_line
 from ..settings import toml_text
 from . import durable
 from .callbacks import Callback
-from .checkpoint import CheckpointWriter, Circumstances, load_checkpoint, load_personal, save_checkpoint
+from .checkpoint import CheckpointWriter, Circumstances, load_last, load_personal, save_checkpoint
 from .curves import draw_curves, quantile_of, why_void
 from .durable import DirectoryLock
 from .model_card import card_metadata, card_of, describe, resolved, save_model, where_it_ran
 from .result import RoundReport, round_json
-from .run_files import CHECKPOINT, CURVES, LEDGER, METRICS, MODEL, SETTINGS, read_facts, read_rounds
+from .run_files import CHECKPOINT, CURVES, LEDGER, METRICS, MODEL, OLDER, SETTINGS, can_go_on, read_facts, read_rounds
 
 if TYPE_CHECKING:
     from .result import TrainResult
@@ -95,6 +95,7 @@ class RunDirectory(Callback):
         self._checkpoints: CheckpointWriter | None = None
         self._stored: TrainState | None = None  # that the last checkpoint is of
         self._reopened = False
+        self._resumable = False  # whether a checkpoint of this run is on disk
         self._written, self._block, self._until = 0, 1, 0  # releases in the file; rounds a sync; rounds of the budget
 
     def on_start(self, training: Training, state: TrainState) -> None:
@@ -116,6 +117,7 @@ class RunDirectory(Callback):
             durable.write(self.path / METRICS, "")
             durable.write(self.path / LEDGER, _ledger_lines(state.ledger))
             self._open(training, state, lock, state.ledger, Circumstances(training, self.same))
+            self._begin_to_store(state)  # so that every run can be resumed
             on_error.pop_all()
 
     def reopen(self, training: Training) -> TrainState:
@@ -128,10 +130,8 @@ class RunDirectory(Callback):
         with ExitStack() as on_error:
             lock = on_error.enter_context(self._take_lock())
             checkpoint = self.path / CHECKPOINT
-            durable.partial_path(checkpoint).unlink(
-                missing_ok=True
-            )  # of a write that was cut; it may hold personal parameters
-            if not checkpoint.is_file():
+            self._remove_cut_writes()
+            if not can_go_on(self.path):
                 if (self.path / MODEL).is_file():
                     raise RunError(
                         f"resume={str(self.path)!r} is a finished run, with nothing to go on with: clipline.load reads "
@@ -142,7 +142,7 @@ class RunDirectory(Callback):
                     "another folder" + _spent(self.path / LEDGER, training.privacy.noise_source)
                 )
             circumstances = Circumstances(training, self.same)
-            state = load_checkpoint(checkpoint, training.device, str(circumstances))
+            state = load_last(checkpoint, training.device, str(circumstances))
             if state.noise is not None:  # the circumstances are the same, and so are rounds, bands and groups
                 state.noise.made_by = training.algorithm.mechanism
             if _shapes(state) != _shapes(training.init()):
@@ -173,6 +173,10 @@ class RunDirectory(Callback):
 
     def on_release(self, state: TrainState) -> None:
         """A line of the ledger on disk, before anything else is done with the round; perhaps some of the next too."""
+        assert self._checkpoints is not None, "on_start comes first"
+        if not self._resumable:  # nothing is released before the first checkpoint is on disk
+            self._checkpoints.flush()
+            self._resumable = True
         if state.ledger.rounds <= self.charged.rounds:
             return
         releases, after = state.ledger.releases, state.ledger.next_event
@@ -192,8 +196,7 @@ class RunDirectory(Callback):
             file.write(json.dumps(round_json(report, self.unprivate_timing)) + "\n")
         system = self._training.privacy.noise_source == "system"
         if system or report.metrics or state.round_index % self.checkpoint_every == 0:
-            self._checkpoints.write(state, str(self._circumstances), self._training.personal)
-            self._stored = state
+            self._begin_to_store(state)
         if system and state.round_index % self._block == 0:
             self._checkpoints.flush()
 
@@ -201,9 +204,14 @@ class RunDirectory(Callback):
         """Have this state on disk now, for whoever must not send anything that follows from it before."""
         assert self._training is not None, "on_start comes first"
         assert self._checkpoints is not None
-        self._checkpoints.write(state, str(self._circumstances), self._training.personal)
-        self._stored = state
+        self._begin_to_store(state)
         self._checkpoints.flush()
+
+    def _begin_to_store(self, state: TrainState) -> None:
+        assert self._training is not None
+        assert self._checkpoints is not None
+        self._checkpoints.write(state, self._circumstances, self._training.personal)
+        self._stored = state
 
     def on_end(self, result: TrainResult) -> None:
         """The model and the curves; the checkpoint stays only where there are rounds to resume.
@@ -245,8 +253,9 @@ class RunDirectory(Callback):
             save_checkpoint(self.path / CHECKPOINT, result.state, str(self._circumstances), personal)
             self._stored = result.state
         else:
-            for left in (self.path / CHECKPOINT, durable.partial_path(self.path / CHECKPOINT)):
-                left.unlink(missing_ok=True)
+            for name in (CHECKPOINT, OLDER):
+                (self.path / name).unlink(missing_ok=True)
+            self._remove_cut_writes()
 
     def close(self) -> None:
         """Let other processes use the folder, once the last checkpoint is written. Nothing is written afterwards."""
@@ -259,6 +268,11 @@ class RunDirectory(Callback):
         if self._lock is not None:
             self._lock.close()
         self._lock = self._training = self._checkpoints = self._stored = None
+
+    def _remove_cut_writes(self) -> None:
+        """Delete what writes left that a kill cut short: of a checkpoint it is as private as the data."""
+        for left in [*self.path.glob("*.partial"), *self.path.glob(".tmp??????")]:  # the latter are safetensors' own
+            left.unlink(missing_ok=True)
 
     def _take_back(self) -> None:
         """Take rounds that were charged ahead and never released out of the ledger."""
@@ -275,7 +289,7 @@ class RunDirectory(Callback):
         self, training: Training, state: TrainState, lock: DirectoryLock, charged: Ledger, circumstances: Circumstances
     ) -> None:
         self._training, self._next_round, self._circumstances = training, state.round_index, circumstances
-        self._reopened = False
+        self._reopened = self._resumable = False
         self._lock, self.charged, self._written = lock, charged, charged.releases
         short = training.cohort_size * training.dim < _SHORT
         self._block = max(1, min(_AHEAD, training.rounds // _SHARE)) if short else 1  # rounds charged with one sync

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from ..privacy.ledger import Ledger
 
 SETTINGS, METRICS, LEDGER, CURVES = "settings.toml", "metrics.jsonl", "ledger.jsonl", "curves.png"
 MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
+OLDER = "checkpoint.older.safetensors"  # the one before, for a run whose last is damaged
 CARD_KEY = "card"  # of the metadata in the model's file
 _UNREADABLE = (OSError, ValueError, RecursionError)
 
@@ -40,6 +42,11 @@ class RunFiles:
 def is_run_directory(path: Path) -> bool:
     """Whether a folder holds the files that a training begins with."""
     return (path / METRICS).is_file() or ((path / SETTINGS).is_file() and (path / LEDGER).is_file())
+
+
+def can_go_on(path: Path) -> bool:
+    """Whether a run directory holds a checkpoint: a run that has ended has none."""
+    return any(os.path.isfile(path / name) for name in (CHECKPOINT, OLDER))  # noqa: PTH113 (names may be too long)
 
 
 def read_run(path: Path) -> RunFiles:

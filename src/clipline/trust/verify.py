@@ -25,7 +25,19 @@ from ..privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSam
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
-from ..training.run_files import CHECKPOINT, LEDGER, METRICS, MODEL, SETTINGS, RunFiles, guarantee_json, read_run
+from ..training.durable import damage
+from ..training.run_files import (
+    CHECKPOINT,
+    LEDGER,
+    METRICS,
+    MODEL,
+    OLDER,
+    SETTINGS,
+    RunFiles,
+    can_go_on,
+    guarantee_json,
+    read_run,
+)
 
 _SAME, _CLOSE = 1e-9, 0.01  # relative: numbers that were copied; an epsilon by another version's accountant
 _LIBRARY = "privacy."  # before names in a settings file that `RunDirectory` wrote itself
@@ -48,7 +60,7 @@ class Verified:
     @property
     def problems(self) -> tuple[str, ...]:
         """Also files that are missing or damaged."""
-        return tuple(dict.fromkeys([*self.files.problems, *_missing(self), *self.contradictions]))
+        return tuple(dict.fromkeys([*self.files.problems, *_missing(self), *_damaged(self.path), *self.contradictions]))
 
     @property
     def seal(self) -> str:
@@ -61,7 +73,7 @@ def verify(path: Path) -> Verified:
     if not path.is_dir() or not any((path / name).is_file() for name in (SETTINGS, LEDGER, METRICS)):
         raise RunError(f"path={str(path)!r} holds no run: give a run directory, as clipline train writes it")
     files = read_run(path)
-    finished = (path / MODEL).is_file() and not (path / CHECKPOINT).is_file()
+    finished = (path / MODEL).is_file() and not can_go_on(path)
     ledger = Ledger() if files.ledger is None else files.ledger
     problems = [f"{MODEL} has no card, or one that cannot be read"] if finished and not files.card else []
     problems += [*_rounds(files, ledger, finished), *_doubled(path / METRICS), *_terms(files, ledger)]
@@ -82,8 +94,15 @@ def verify(path: Path) -> Verified:
 
 def _missing(found: Verified) -> Iterator[str]:
     expected = [SETTINGS, LEDGER, METRICS]
-    expected += [] if (found.path / CHECKPOINT).is_file() else [MODEL]
+    expected += [] if can_go_on(found.path) else [MODEL]
     yield from (f"{name} is missing" for name in expected if not (found.path / name).is_file())
+
+
+def _damaged(path: Path) -> Iterator[str]:
+    """Tensors and metadata that are not what their checksum says."""
+    for name in (MODEL, CHECKPOINT, OLDER):
+        if (path / name).is_file() and (wrong := damage(path / name)) is not None:
+            yield f"{name} is damaged: {wrong}"
 
 
 def _rounds(files: RunFiles, ledger: Ledger, finished: bool) -> Iterator[str]:

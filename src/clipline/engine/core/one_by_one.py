@@ -25,7 +25,6 @@ from ..isolation.guard import IsolationError, enough_resources, users_own
 from ..isolation.made_up_data import FILLS, made_up, parameters_to_try
 from .batches import plan_steps
 from .local_optimisers import SingleUser
-from .precision import kernels_switched
 from .problem import Problem, UserSteps, check_finite_loss
 from .row_fields import RowUsage, TouchedRows, build_updates, renumber_rows, starting_params
 from .updates import Dense, Updates
@@ -58,18 +57,15 @@ class OneByOne:
 
     def train(self, requests: Sequence[CohortRequest]) -> Iterator[tuple[Updates, NDArray[np.int64]]]:
         """Updates (params after local SGD - params) of the requests' users in blocks, one request after the other."""
-        with kernels_switched(self.problem.fast.kernels):  # also while the caller measures and sums a block
-            most = 1 if self.problem.row_fields else max(1, min(64, _MAX_BLOCK_VALUES // self.problem.model.dim))
-            for request_index, request in enumerate(requests):
-                users = request.cohort.users
-                for start in range(0, len(users), most):
-                    block_users = users[start : start + most]
-                    places = np.arange(start, start + len(block_users))
-                    personal = None if request.personal is None else request.personal.of_users(places)
-                    yield (
-                        self.block(request.params, block_users, request.round_index, request.run, personal),
-                        np.full(len(block_users), request_index),
-                    )
+        most = 1 if self.problem.row_fields else max(1, min(64, _MAX_BLOCK_VALUES // self.problem.model.dim))
+        for request_index, request in enumerate(requests):
+            users = request.cohort.users
+            for start in range(0, len(users), most):
+                block_users = users[start : start + most]
+                places = np.arange(start, start + len(block_users))
+                personal = None if request.personal is None else request.personal.of_users(places)
+                updates = self.block(request.params, block_users, request.round_index, request.run, personal)
+                yield updates, np.full(len(block_users), request_index)
 
     @property
     def in_words(self) -> str:

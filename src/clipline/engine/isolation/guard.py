@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import CliplineError, ModuleError, RunError
+from ...errors import GO_ON, CliplineError, ModuleError, RunError
 from .generators import seed_global_generators
 from .state import MISSING, Constant, Container, Snapshot, find_mutable_state
 
@@ -29,22 +29,22 @@ _RESOURCES = {
         r"(\[enforce fail at \S*alloc_cpu\.cpp:\d+\] .*)?DefaultCPUAllocator: (can't allocate|not enough) memory"
         r"|(std::bad_alloc|bad allocation|could not create a primitive|could not create a memory object)$"
         r"|(CUDA|cuDNN|cusolver|cuFFT) error: CU[A-Z]+_\w*ALLOC(ATION)?_FAILED\b|(MPS backend|XPU) out of memory\b",
-        "free some or take fewer workers, then resume the run; or start one with a smaller cohort or batch",
+        "free some, take fewer workers or a smaller cohort or batch",
     ),
     "threads or processes": (
         {errno.EAGAIN},
         r"can't start new thread$",
-        "end others, raise the limit (ulimit -u) or take fewer workers, then resume the run",
+        "end others, raise the limit (ulimit -u) or take fewer workers",
     ),
     "file descriptors": (
         {errno.EMFILE, errno.ENFILE},
         "",
-        "close files or raise the limit (ulimit -n), then resume the run",
+        "close files or raise the limit (ulimit -n)",
     ),
     "room on a disk or in shared memory": (
         {errno.ENOSPC},
         "",
-        "make some (/dev/shm is shared memory) or take fewer workers, then resume the run",
+        "make some (/dev/shm is shared memory) or take fewer workers",
     ),
 }
 _OF_A_SHARED_FILE = r"unable to [\w ()]+ <[^<>]*>[a-z -]*: "  # how torch begins, before libc's words and number
@@ -274,8 +274,8 @@ def exhausted(error: BaseException) -> RunError | None:
                 or (isinstance(behind, RuntimeError) and _says(str(behind).partition("\n")[0], numbers, begins))
             ):
                 return RunError(
-                    f"{what} ran out while users trained, which may be one user's data or the machine: {way_out}; a "
-                    "resume with the same seed meets the same users"
+                    f"{what} ran out while users trained, which may be one user's data or the machine: {way_out}, then "
+                    f"{GO_ON}; after a resume the same users come"
                 )
         behind = behind.__cause__ or (None if behind.__suppress_context__ else behind.__context__)
     return None

@@ -18,7 +18,7 @@ from ...errors import ModuleError, check_choice, check_whole
 from ..core.vmap_axis import is_batched, product
 from ..gpu.kernels import convolution
 from ..gpu.kernels import lstm as lstm_ops
-from ..gpu.kernels.group_norm import normalised
+from .vmap_layers import GroupNorm
 
 Padding = int | Literal["same", "valid"]
 
@@ -75,14 +75,12 @@ class PatchConv2d(nn.Module):
         return before, after, before, after
 
 
-class GroupNormReLU(nn.GroupNorm):
-    """`nn.GroupNorm` and a ReLU, before a convolution: stacked on a GPU under autocast, one operation."""
+class GroupNormReLU(GroupNorm):
+    """`nn.GroupNorm` and a ReLU."""
 
     def forward(self, values: Tensor) -> Tensor:
         """(batch, channels, ...) -> the same."""
-        if not is_batched(values):
-            return F.relu(super().forward(values))
-        return normalised(values, self.num_groups, self.weight, self.bias, self.eps, relu=True)
+        return F.relu(super().forward(values))
 
 
 class MaxPool2d(nn.Module):

@@ -207,7 +207,7 @@ class _Trial:
         generator = torch.Generator().manual_seed(2021)
         noise = torch.randn(model.dim + count, generator=generator).to(model.initial).unfold(0, model.dim, 1)[:count]
         spread = torch.tensor([0.0, 0.02, 0.05]).to(model.initial)[torch.arange(count) % 3, None]
-        (*made, rates), _, _ = made_up_step(problem, self._step, batch, model.initial + spread * noise)
+        *made, rates = made_up_step(problem, self._step, batch, model.initial + spread * noise)
         return *made, rates * _RATE
 
     def _moved(self, users: tuple[Any, ...]) -> list[Tensor] | None:

@@ -34,7 +34,6 @@ from ..core.vmap_axis import in_vmap, is_batched, product
 from ..gpu.kernels import convolution
 from ..gpu.kernels import gru as gru_ops
 from ..gpu.kernels import lstm as lstm_ops
-from ..gpu.kernels.group_norm import normalised
 
 _PREFIX = "clipline_"  # of these forms of attention in transformers' registry
 _FORMS = ("sdpa", "eager")
@@ -601,7 +600,16 @@ class GroupNorm(nn.GroupNorm):
         """(batch, channels, ...) -> the same, each group of channels of each example with mean 0 and variance 1."""
         if not is_batched(values):
             return F.group_norm(values, self.num_groups, self.weight, self.bias, self.eps)
-        return normalised(values, self.num_groups, self.weight, self.bias, self.eps)
+        wide = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+        grouped = wide.reshape(len(values), self.num_groups, -1, *values.shape[2:])
+        axes = tuple(range(2, grouped.ndim))
+        centred = grouped - grouped.mean(dim=axes, keepdim=True)
+        normal = centred * (centred.square().mean(dim=axes, keepdim=True) + self.eps).rsqrt()
+        normal = normal.reshape(values.shape)
+        if not self.affine:
+            return normal
+        along = (-1, *[1] * (values.ndim - 2))
+        return normal * self.weight.view(along) + self.bias.view(along)
 
 
 _OURS: dict[type[nn.Module], type[nn.Module]] = {

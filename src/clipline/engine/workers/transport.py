@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import WorkerError
+from ...errors import GO_ON, WorkerError
 from ...federated.clipping import PartialSums
 
 SILENCE = 60.0  # seconds
@@ -40,7 +40,7 @@ class SilentError(LostConnectionError):
     def __init__(self, rank: int, size: int, seconds: float) -> None:
         super().__init__(
             f"worker {rank} of {size} was silent for {seconds:.0f} s, the limit ({SILENCE:.0f} s, or 20 rounds if they "
-            "take longer): see whether it is stopped or its machine is out of reach, then resume the run"
+            f"take longer): see whether it is stopped or its machine is out of reach, then {GO_ON}"
         )
 
 

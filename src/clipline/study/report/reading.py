@@ -16,7 +16,7 @@ from ...metric_direction import better_facts
 from ...privacy.feasibility import noise_norm
 from ...tasks import main_metric_of
 from ...training.diagnosis import BestAndLast, Known, best_and_last, diagnose
-from ...training.run_files import CHECKPOINT, MODEL, RunFiles, flat, is_run_directory
+from ...training.run_files import MODEL, RunFiles, can_go_on, flat, is_run_directory
 from ...trust.verify import Verified, verify
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _state(path: Path, done: int, files: RunFiles) -> str:
     planned = files.settings.get("rounds")
     if not (path / MODEL).exists():
         return "not ended"
-    if (path / CHECKPOINT).exists():
+    if can_go_on(path):
         return "interrupted"
     if files.card.get("stopped") == "early":
         return "early"

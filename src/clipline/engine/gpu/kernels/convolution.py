@@ -74,7 +74,7 @@ def convolved(
     images = images if in_kernel or not any(zeros) else F.pad(images, zeros)
     # Laid out here and not in the operation: the compiler fuses this copy into the kernel that makes the pixels.
     pixels = images.permute(0, 2, 3, 1).to(dtype).contiguous()
-    # Rounded here and not in the operation: the step keeps the copy (`gpu/dynamic_batch.py`).
+    # Rounded here and not in the operation: once a step, for both passes.
     rounded = weight.detach().to(dtype).flatten(1)
     out: Tensor = conv(pixels, weight, rounded, bias, stride, zeros[0] if in_kernel else 0)
     return out.permute(0, 3, 1, 2)

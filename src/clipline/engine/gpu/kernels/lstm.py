@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...core.precision import kernels_in_use
-from ...core.vmap_axis import product_of_rows, product_width, users_first
+from ...core.vmap_axis import product_of_rows, users_first
 from . import lstm_cuda
 
 try:
@@ -92,10 +92,9 @@ def stacked_lstm_backward(
             )
     else:
         grad_gate_inputs = _lstm_loop_backward(grad, outputs, gates, cells, weight, active)
-    hidden = outputs.shape[3]
-    previous = outputs.new_zeros(*outputs.shape[:3], product_width(hidden, outputs))
-    previous[:, 1:, :, :hidden] = outputs[:, :-1]
-    grad_weight = product_of_rows(grad_gate_inputs.flatten(1, 2), previous.flatten(1, 2))[..., :hidden]
+    previous = torch.zeros_like(outputs)
+    previous[:, 1:] = outputs[:, :-1]
+    grad_weight = product_of_rows(grad_gate_inputs.flatten(1, 2), previous.flatten(1, 2))
     return grad_gate_inputs, grad_weight.to(weight.dtype)
 
 
@@ -103,11 +102,7 @@ def stacked_lstm_backward(
 def _(
     grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor]:
-    _, height, hidden = weight.shape
-    wide = product_width(hidden, outputs)
-    if wide == hidden or weight.dtype != gates.dtype:
-        return gates.new_empty(gates.shape), weight.new_empty(weight.shape)
-    return gates.new_empty(gates.shape), weight.new_empty_strided(weight.shape, (height * wide, wide, 1))
+    return gates.new_empty(gates.shape), weight.new_empty(weight.shape)
 
 
 def _lstm_loop_backward(

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Protocol
@@ -166,17 +165,6 @@ def _tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 def usable(device: torch.device, count: int) -> bool:
     """Whether a GPU draws so many numbers of noise itself: it has Triton, and draws right, and it gains time."""
     return device.type == "cuda" and noise_triton is not None and count >= FEW and _agrees(device)
-
-
-def kernel_calls(device: torch.device, count: int) -> list[Callable[[], None]]:
-    """Calls that between them launch every kernel of so much noise, so that these can be compiled beside each other."""
-    if noise_triton is None or count < FEW:
-        return []
-    words = torch.zeros(1, noise_triton.SEGMENT, dtype=torch.int64, device=device)
-    numbers = torch.zeros(1, dtype=torch.float64, device=device)
-    generators: list[WordGenerator] = [Philox((1, 2)), ChaCha20(bytes(range(32)))]
-    fills = [partial(generator.fill, torch.empty_like(words), 0) for generator in generators]
-    return [*fills, partial(noise_triton.numbers_from, words, *_tables(device), numbers, len(numbers))]
 
 
 class DeviceNoiseWarning(UserWarning):

@@ -17,10 +17,14 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +36,6 @@ from torch.utils._pytree import tree_leaves
 from ...core.notices import Notices
 from ...core.precision import kernels_in_use
 from . import inductor
-from .code_versions import code_versions
 from .inductor import Compiled, Version
 from .program_files import ProgramFiles, cache_folder
 
@@ -256,6 +259,22 @@ def _names(program: Program, inputs: Sequence[Tensor], users: int) -> tuple[list
     name = hashlib.sha256(repr(about).encode()).hexdigest()
     size = users.bit_length()
     return [f"{name}-{near}" for near in (size, size + 1, size - 1)], f"{name}-of-{users}"
+
+
+@cache
+def code_versions() -> list[str]:
+    """Of all that writes a program: torch, Triton, Python and the code of `gpu/`, but not the compiler's settings."""
+    from .... import __version__
+
+    try:
+        triton = metadata.version("triton")
+    except metadata.PackageNotFoundError:  # it is there on NVIDIA GPUs alone
+        triton = "none"
+    own = hashlib.sha256()
+    folder = Path(__file__).parents[1]
+    for path in sorted(folder.rglob("*.py")):
+        own.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    return [torch.__version__, str(torch.version.git_version), triton, sys.version, __version__, own.hexdigest()]
 
 
 def _machine(device: torch.device) -> list[str]:

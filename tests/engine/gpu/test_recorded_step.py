@@ -1,4 +1,4 @@
-"""Users with many steps beside the others, and recorded blocks that are used for one round after the other."""
+"""Recorded blocks that are used for one round after the other."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,8 @@ from samples import Mixed, Uncompiled, cross_entropies, linear_model, one_by_one
 from torch import nn
 
 from clipline import LocalSGD, Population
-from clipline.engine.core.batches import Steps
 from clipline.engine.core.problem import LocalRun
 from clipline.engine.gpu import recorded_step as step
-from clipline.engine.gpu import stragglers
 from clipline.engine.gpu.programs import inductor
 from clipline.engine.gpu.programs.program_cache import forget_programs
 from clipline.engine.gpu.recorded_step import CompiledStep, graph_width
@@ -28,15 +26,13 @@ def engine(sizes=SIZES, model=None):
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own tracing
-def test_users_with_many_steps_go_beside_the_others_and_train_the_same(uncompiled):
+def test_a_recorded_block_trains_users_with_many_and_with_few_steps_as_one_by_one(uncompiled):
     plain = engine()
     stack = Stacked(plain, len(SIZES), block_size=len(SIZES), compiled=True)
     expected = rows_of(plain, USERS, 2)
     for _ in range(2):
         torch.testing.assert_close(rows_of(stack, USERS, 2), expected, rtol=1e-11, atol=1e-12)
-    lanes_used = {lane for lane, _ in stack._stragglers._recordings}
-    assert lanes_used == {0, 1}
-    assert len(stack._stragglers._programs) == 1
+    assert len(stack._recorded._recordings) == 1
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -46,48 +42,6 @@ def test_a_cap_below_the_batch_size_that_is_padded_to_more_fits_the_buffers(unco
     plain = one_by_one(Mixed().double(), cross_entropies, population_of([9, 8, 3], features=16), local, Streams(0))
     stack = Stacked(plain, 3, compiled=True)
     torch.testing.assert_close(rows_of(stack, np.arange(3)), rows_of(plain, np.arange(3)), rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_in_bfloat16_weights_of_products_keep_a_copy_and_train_the_same(uncompiled):
-    torch.manual_seed(0)
-    population = population_of([max(4, size) for size in SIZES], features=16)  # whole batches: equally wide both ways
-    plain = one_by_one(Mixed(), cross_entropies, population, LocalSGD(0.3, 4), Streams(0), precision="bf16")
-    stack = Stacked(plain, len(SIZES), block_size=len(SIZES), compiled=True)
-    as_written = Stacked(plain, len(SIZES), block_size=len(SIZES), compiled=False)
-    for round_index in range(2):
-        assert torch.equal(rows_of(stack, USERS, round_index), rows_of(as_written, USERS, round_index))
-    names = list(plain.problem.model.named_shapes)
-    for recording in stack._stragglers._recordings.values():
-        kept = {names[piece] for piece in recording.copies}
-        assert {"out.weight", "lstm.weight_ih", "lstm.weight_hh"} <= kept
-        assert not kept & {"embedding.weight", "lstm.bias"}
-
-
-def steps_of(lengths):
-    counts = np.zeros((len(lengths), max(lengths)), np.int64)
-    for user, length in enumerate(lengths):
-        counts[user, :length] = 1
-    return Steps(np.zeros((*counts.shape, 1), np.int64), counts, np.ones(len(lengths), np.int64))
-
-
-@pytest.mark.parametrize(
-    ("lengths", "expected"),
-    [
-        ([9] * 24, {0: (0, 24)}),  # nobody waits for anybody
-        ([50, 40] + [9] * 22, {1: (0, 2), 0: (2, 24)}),
-        ([50, 40] + [30] * 6 + [9] * 16, {1: (0, 2), 0: (2, 24)}),
-        ([50] * 8 + [9] * 16, {0: (0, 24)}),  # more than have room apart
-        ([50, 9], {0: (0, 2)}),  # no more than have room apart
-        ([12, 12] + [1] * 22, {1: (0, 2), 0: (2, 24)}),
-        ([11, 11] + [1] * 22, {0: (0, 24)}),  # too few steps to be worth a second group
-        ([0, 0, 0], {0: (0, 3)}),
-    ],
-)
-def test_who_goes_apart(lengths, expected):
-    made = stragglers.StragglerStreams(None, users=24, steps=50, width=1)  # room for 2 apart
-    parts = made._parted(steps_of(lengths))
-    assert {lane: (users.start, users.stop) for lane, users in parts.items()} == expected
 
 
 def test_numbers_of_users_that_are_recorded():
@@ -120,7 +74,6 @@ def test_a_program_that_the_compiler_ties_to_one_number_of_users_is_kept_to_one(
     forget_programs()
     plain = engine([9, 7, 3, 1, 1, 1], linear_model(16))
     stack = Stacked(plain, 6, block_size=6, compiled=True)
-    monkeypatch.setattr(stragglers, "_UNEVEN", 0)
     expected = rows_of(plain, np.arange(6))
     torch.testing.assert_close(rows_of(stack, np.arange(6)), expected, rtol=1e-11, atol=1e-12)
     assert widths == [6, 2, 2]
@@ -131,7 +84,7 @@ def test_a_program_that_the_compiler_ties_to_one_number_of_users_is_kept_to_one(
     torch.testing.assert_close(rows_of(stack, np.arange(6), 0), expected, rtol=1e-11, atol=1e-12)
     assert stack.programs.compiled == 1
     assert widths == [6, 6, 6]
-    assert not next(iter(stack._stragglers._programs.values())).any_width
+    assert not next(iter(stack._recorded._recordings.values())).program.any_width
     assert CompiledStep(stack._step).any_width
 
 
