@@ -99,6 +99,7 @@ def delta_of(epsilon, noise_multiplier, rounds):
     return norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
 
 
+@pytest.mark.deployment
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 def test_a_deployment_goes_on_without_a_node_that_is_killed_and_one_that_is_not_registered(folder, deployment):
     """Takes about 40 s, most of it waiting: the killed node costs a deadline in each of two rounds."""

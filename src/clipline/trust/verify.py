@@ -298,8 +298,9 @@ def _header(data: bytes) -> tuple[dict[str, Any], dict[str, Any], memoryview]:
     try:
         (length,) = struct.unpack_from("<Q", data)
         tensors = json.loads(data[8 : 8 + length])
-        return tensors.pop("__metadata__", {}), tensors, memoryview(data)[8 + length :]
-    except (struct.error, ValueError, AttributeError, RecursionError):
+        metadata = tensors.pop("__metadata__", {})
+        return metadata if isinstance(metadata, dict) else {}, tensors, memoryview(data)[8 + length :]
+    except (struct.error, ValueError, AttributeError, TypeError, RecursionError):
         return {}, {}, memoryview(data)
 
 

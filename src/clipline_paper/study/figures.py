@@ -25,7 +25,7 @@ from clipline.plotting import (
 from .charts import noise_label
 from .experiments import Findings
 from .protocol import Protocol, differences
-from .rules import DEGRADED, ClipComparison, ramp_up_rounds
+from .rules import DEGRADED, ramp_up_rounds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,56 +108,6 @@ def draw_fig3_all(path: Path, findings: Sequence[Findings]) -> None:
     said = "quantile of update norms that the clip follows (0.1 clips most), each at its best server rate"
     figure.supxlabel(said, fontsize=10)
     save_figure(figure, path)
-
-
-def draw_summary(path: Path, rows: Sequence[tuple[str, ClipComparison]]) -> None:
-    """Write the picture that compares the median with the best fixed clip on all tasks, a row each, as PNG."""
-    margin = 100 * DEGRADED
-    figure, (axis,) = new_figure(1, 1, width=9.5, height=1.9 + 0.42 * len(rows))
-    drawn = [one.difference for _, one in rows]
-    ends = [abs(end) for one in drawn for end in (one.low, one.mean, one.high) if abs(end) <= 6 * margin]
-    limit = 1.12 * max(2 * margin, *ends)
-    axis.axvspan(-margin, margin, color="0.5", alpha=0.18, lw=0)
-    axis.axvline(0, color=_GREY, lw=1)
-    for y, (_, compared) in enumerate(rows):
-        found, word = compared.difference, compared.word
-        marker, colour = _VERDICTS.get(word, ("o", _GREY))
-        if not math.isfinite(found.mean):
-            axis.annotate("a run diverged", (0, y), (6, 0), textcoords="offset points", va="center", fontsize=9)
-        elif abs(found.mean) > limit:  # too far to be drawn
-            side = math.copysign(1.0, found.mean)
-            axis.annotate(
-                _percent(round(found.mean)), (side * limit, y), (side * limit * 0.8, y), va="center", color=colour,
-                ha="left" if side < 0 else "right", arrowprops={"arrowstyle": "->", "color": colour, "lw": 2},
-            )  # fmt: skip
-        else:
-            for end in (found.low, found.high):
-                cut = abs(end) > limit
-                axis.annotate(
-                    "", (math.copysign(limit, end) if cut else end, y), (found.mean, y),
-                    arrowprops={"arrowstyle": "->" if cut else "|-|,widthA=0,widthB=0.45", "color": colour, "lw": 2,
-                                "shrinkA": 0, "shrinkB": 0},
-                )  # fmt: skip
-            face = "white" if word == "undecided" else colour
-            axis.plot(found.mean, y, marker, color=colour, mfc=face, mew=1.5, ms=6.5)
-        axis.annotate(word, (1.02, y), xycoords=("axes fraction", "data"), va="center", annotation_clip=False)
-    axis.set_yticks(range(len(rows)), [label for label, _ in rows])
-    axis.set(xlim=(-limit, limit), ylim=(len(rows) - 0.4, -0.6))
-    axis.xaxis.set_major_formatter(lambda x, _: _percent(x))
-    axis.grid(False, axis="y")
-    axis.set_xlabel(
-        f"median less best fixed clip, in percent of the metric: right is better for the median\n(mean and paired 95% "
-        f"interval over seeds; shaded: the margin of {margin:g}% within which both count as equivalent)"
-    )
-    figure.suptitle("The median clip against the best fixed clip of five", fontsize=11, x=0.01, ha="left")
-    save_figure(figure, path)
-
-
-def _percent(number: float) -> str:
-    return f"{number:+g}%".replace("-", "\u2212") if number else "0%"
-
-
-_VERDICTS = {"equivalent": ("o", "black"), "better": ("^", PALETTE[0]), "worse": ("v", PALETTE[1])}
 
 
 def _fig3(findings: Findings) -> tuple[Figure, str]:

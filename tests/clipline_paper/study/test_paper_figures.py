@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 
 import matplotlib.image
@@ -8,13 +7,8 @@ from made_up_runs import grid_of, quality
 from clipline.plotting import ACCENT, ordered_colours
 from clipline_paper.study import figures
 from clipline_paper.study.experiments import Table, fig3, fig6, fig7
-from clipline_paper.study.figures import _DRAWN, draw_fig3_all, draw_summary
+from clipline_paper.study.figures import _DRAWN, draw_fig3_all
 from clipline_paper.study.protocol import protocol_for
-from clipline_paper.study.rules import ClipComparison, Interval
-
-
-def compared(label, low, mean, high, word):
-    return label, ClipComparison(word, "", Interval(mean, low, high, 5))
 
 
 def cifar(value=quality, **overrides):
@@ -65,35 +59,6 @@ def test_figure_3_of_several_tasks_has_a_panel_each_and_bars_where_there_are_see
     assert len({axis.get_position().y0 for axis in shown}) == (1 if count < 4 else 2)
 
 
-def test_the_summary_has_a_row_a_task_the_margin_and_an_arrow_for_what_is_too_far(drawn, tmp_path):
-    rows = [
-        compared("emnist_cr", -0.1, 0.05, 0.2, "equivalent"),
-        compared("so_lr", -8.8, -4.3, -0.3, "worse"),
-        compared("emnist_ae", -555.0, -551.4, -548.0, "worse"),
-        compared("lost", math.nan, math.nan, math.nan, "undecided"),
-    ]
-    draw_summary(tmp_path / "summary.png", rows)
-    (axis,) = drawn[0].axes
-    assert [tick.get_text() for tick in axis.get_yticklabels()] == ["emnist_cr", "so_lr", "emnist_ae", "lost"]
-    texts = [text.get_text() for text in axis.texts if text.get_text()]
-    assert texts == ["equivalent", "worse", "−551%", "worse", "a run diverged", "undecided"]
-    low, high = axis.get_xlim()
-    assert low < -8.8
-    assert high < 50
-    (band,) = axis.patches
-    assert (band.get_x(), band.get_x() + band.get_width()) == (-5.0, 5.0)
-    assert [line.get_xdata()[0] for line in axis.lines[1:]] == [0.05, -4.3]
-
-
-def test_an_interval_that_leaves_the_summary_ends_in_an_arrow(drawn, tmp_path):
-    draw_summary(tmp_path / "summary.png", [compared("so_nwp", -3.0, 4.0, 60.0, "undecided")])
-    (axis,) = drawn[0].axes
-    arrows = {text.xy[0]: text.arrow_patch.get_arrowstyle() for text in axis.texts if text.arrow_patch is not None}
-    assert set(arrows) == {-3.0, axis.get_xlim()[1]}
-    assert type(arrows[-3.0]) is not type(arrows[axis.get_xlim()[1]])
-
-
-def test_both_are_written_as_png(tmp_path):
+def test_it_is_written_as_png(tmp_path):
     draw_fig3_all(tmp_path / "a.png", [fig3(cifar())])
-    draw_summary(tmp_path / "b.png", [compared("so_lr", -8.8, -4.3, -0.3, "worse")])
-    assert all(matplotlib.image.imread(tmp_path / name).std() > 0.05 for name in ("a.png", "b.png"))
+    assert matplotlib.image.imread(tmp_path / "a.png").std() > 0.05

@@ -64,7 +64,7 @@ class CompiledStep:
         if self._program is None:
             return True
         program = self._program.program
-        return program.any_number and program.versions <= _VERSIONS
+        return program.any_number and len(program.made) <= _VERSIONS
 
     def prepare(self, arguments: Arguments) -> None:
         """Trace and compile, or load what was compiled before; `arguments` are for as many users as come usually."""

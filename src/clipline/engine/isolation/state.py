@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import is_
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,20 +48,6 @@ _STRUCTURE = ("_parameters", "_buffers", "_modules")  # the dictionaries of a mo
 _LIBRARIES = ("clipline", "torch", "numpy", "triton")
 _PYTHON = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _callers: set[str] = set()  # installed packages that a loss came from
-
-
-class Snapshot(Protocol):
-    """A piece of mutable state, as it was when this was made."""
-
-    label: str
-
-    def same(self) -> bool:
-        """Whether nothing has changed."""
-        ...
-
-    def restore(self) -> None:
-        """Make it what it was."""
-        ...
 
 
 class Container:
@@ -170,6 +156,9 @@ class ClassAttributes:
         for name, entry in self.before.items():
             if now.get(name, MISSING) is not entry:
                 setattr(self.cls, name, entry)
+
+
+Snapshot = Container | ClosureCell | Global | ClassAttributes
 
 
 def contents(cell: types.CellType) -> Any:

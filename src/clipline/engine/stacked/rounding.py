@@ -77,8 +77,7 @@ sigmoid_backward silu silu_backward smooth_l1_loss smooth_l1_loss_backward softp
 var_mean
 """
 _OWN = {f"clipline.{name}" for name in (
-    "stacked_product", "stacked_product_weight", "stacked_gru", "stacked_gru_backward", "stacked_lstm",
-    "stacked_lstm_backward",
+    "stacked_product", "stacked_product_weight", "stacked_lstm", "stacked_lstm_backward",
 )}  # fmt: skip
 _OWN_IN_WHOLE_REGISTERS = {"clipline.token_losses", "clipline.token_losses_grad"}
 IN_FEW = frozenset(f"aten.{name}" for name in _IN_FEW.split()) | _OWN

@@ -169,21 +169,6 @@ def test_parts_that_repeat_are_compiled_once_and_stored_as_one_program(folder, m
     assert 2 <= len(compilations) <= 4  # layers, steps, perhaps what lies between: not all twenty
 
 
-def test_where_the_compiler_cannot_be_called_directly_torch_compile_is_and_nothing_is_stored(folder, monkeypatch):
-    def fails(*given):
-        raise AttributeError("module 'torch._inductor' has no attribute 'standalone_compile'")
-
-    marked = []
-    monkeypatch.setattr(inductor, "_compiled", fails)
-    monkeypatch.setattr(torch, "compile", lambda graph, backend: graph)
-    monkeypatch.setattr(torch._dynamo, "maybe_mark_dynamic", lambda tensor, axis: marked.append(tuple(tensor.shape)))
-    programs, results = taken(2.0)
-    assert results == [written(step(2.0), users) for users in (3, 7)]
-    assert marked == [(3, 4), (3,), (7, 4), (7,)]  # the constant is none of them
-    assert programs.counts.compiled == 1
-    assert not folder.exists()
-
-
 def broken(condition, stored):
     """A program that loads and cannot be run to its end."""
 
