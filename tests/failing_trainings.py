@@ -166,7 +166,7 @@ _ABOUT = """# Trainings that fail, and what is said of them
 
 A test makes each of these trainings and compares what it gets with this page, so the two cannot differ.
 `python tests/failing_trainings.py` writes the page. Numbers may differ from machine to machine, and the test leaves
-them out; the sentences may not. [own_data.md](../howto/own_data.md#if-it-does-not-learn) has the rules.
+them out; the sentences may not. [If it does not learn](../howto/learning.md#at-the-end) has the rules.
 
 600 users of 8 examples train a network of 293 parameters, 60 users a round, over 20 to 80 rounds.
 The seed is 3, and 200 other users are measured on.

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import numpy as np
 import pytest
@@ -213,6 +214,47 @@ def test_a_reply_that_flower_cannot_unpack_ends_nothing(tmp_path):
     assert serving.unprivate_replies["malformed"] == 1
 
 
+def garbled(stage, value):
+    """What the first node sends in a stage of a secure sum is replaced, where it is of these bytes."""
+
+    def lie(reply):
+        record = reply.content["reply"]
+        if isinstance(record, ConfigRecord) and {len(own) for own in record.values()} == {stage}:
+            return put(reply, RecordDict({"reply": ConfigRecord(dict.fromkeys(record, value))}))
+        return reply
+
+    return lie
+
+
+KEYS, BOX, SHARE = 64, 160, 66
+
+
+@pytest.mark.parametrize(
+    ("stage", "value", "attempts", "counted"),
+    [
+        (KEYS, bytes(32) + bytes([1]) + bytes(31), 1, True),  # points with which nobody can agree on a secret
+        (KEYS, b"short", 1, True),
+        (BOX, bytes(159), 1, True),
+        (BOX, bytes(160), 2, False),  # that nobody can open: left out of the second attempt
+        (SHARE, bytes(66), 1, False),
+        (SHARE, bytes(65), 1, True),
+    ],
+    ids=["weak keys", "short keys", "short box", "closed box", "wrong share", "short share"],
+)
+def test_one_bad_client_does_not_end_a_secure_round(stage, value, attempts, counted, tmp_path):
+    upload = cl.SecureSum(24)
+    made = training(upload, noise_multiplier=0.5, count_stddev=1.0)
+    release, serving = one_sum(made, Lying(garbled(stage, value), upload), tmp_path)
+    assert serving.sums == attempts
+    assert (serving.unprivate_replies["malformed"] == 1) == counted
+    # With the noise taken off: the sum of the others, or of all where only its shares are wrong.
+    noise = of_nobody(made).mean * USERS
+    first = 0 if stage == SHARE else 1
+    code = made.algorithm.mechanism.code
+    most = 2 * USERS * np.sqrt(code.dim) * code.unit * CLIP
+    assert float((release.mean * USERS - noise - JOINT[first:, :-1].sum(dim=0)).norm()) < most < 1e-2
+
+
 class Silent(InProcessGrid):
     """Only the first `alive` nodes ever reply."""
 
@@ -388,11 +430,13 @@ class Power(InProcessGrid):
     """The power fails when messages are pushed for the given time. Before, everything must be on disk."""
 
     def __init__(self, made, folder, fails_at=None):
-        super().__init__(app(), USERS)
+        super().__init__(app(made.upload), USERS)
         self.made, self.folder, self.fails_at, self.pushed = made, folder, fails_at, 0
 
     def push_messages(self, messages):
         messages = list(messages)
+        if "arrays" not in messages[0].content:  # a later stage of a secure sum
+            return super().push_messages(messages)
         t = messages[0].content["clipline"]["round"]
         state = load_checkpoint(self.folder / "checkpoint.safetensors", "cpu", str(Circumstances(self.made)))
         sent = messages[0].content["arrays"].to_torch_state_dict()
@@ -418,6 +462,28 @@ def test_a_server_that_died_goes_on_and_forgets_no_release(fails_at, tmp_path):
     assert again.pushed == made.rounds - (fails_at - 1)
     assert result.guarantee.rounds == result.state.ledger.rounds == made.rounds
     assert serving.asked.most == made.rounds + 1  # the one that was asked in vain
+
+
+@pytest.mark.parametrize("upload", [None, cl.SecureSum(24)], ids=str)
+def test_with_an_evaluation_too_a_round_is_on_disk_before_the_next_parameters_leave(upload, tmp_path, monkeypatch):
+    begun = []
+
+    def slow(training, ledger, before=cl.Training.accounting):
+        def account():
+            begun.append(ledger.rounds)
+            time.sleep(0.2)
+            return before(training, ledger)()
+
+        return account
+
+    monkeypatch.setattr(cl.Training, "accounting", slow)
+    folder, made = tmp_path / "run", training(upload, noise_multiplier=0.5, count_stddev=1.0)
+    evaluate = cl.Evaluate(lambda model: {"length": float(model.z.norm())}, every=1)
+    nodes = Power(made, folder)
+    result = strategy(made).run(nodes, folder, [evaluate, cl.Callback()])
+    assert nodes.pushed == made.rounds
+    assert set(begun) >= {1, 2, 3, 4}
+    assert all(report.metrics for report in result.reports)
 
 
 def test_a_release_that_was_not_stored_is_charged_again(tmp_path):

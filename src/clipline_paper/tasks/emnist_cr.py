@@ -15,6 +15,7 @@ from ..paper_task import Fields, paper_task
 from ..stand_ins import emnist_users
 
 CLASSES = 62
+HIDDEN = 128  # numbers of the last layer but one
 FIELDS: Fields = {"pixels": ((28, 28), "whole"), "labels": ((), "whole")}
 
 
@@ -27,9 +28,9 @@ class CharacterNet(nn.Module):
         self.conv2 = PatchConv2d(32, 64, 3, padding="valid")
         self.pool = MaxPool2d()
         self.dropout1 = nn.Dropout(0.25)
-        self.hidden = keras_linear(12 * 12 * 64, 128)
+        self.hidden = keras_linear(12 * 12 * 64, HIDDEN)
         self.dropout2 = nn.Dropout(0.5)
-        self.out = keras_linear(128, CLASSES)
+        self.out = keras_linear(HIDDEN, CLASSES)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(batch, 28, 28) bytes -> (batch, 62) logits. Paper is 1 and ink 0: no inversion, as in the original."""

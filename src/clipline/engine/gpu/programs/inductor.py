@@ -1,6 +1,6 @@
 """torch's compiler on a traced step: a flat graph becomes a program that any process of this machine can load.
 
-The step is a graph of plain operations already (`gpu/dynamic_batch.py`). It goes to AOTAutograd and Inductor
+The step is a graph of plain operations already (`gpu/recorded_step.py`). It goes to AOTAutograd and Inductor
 directly: Dynamo would trace it once more and check every input at every call. What Dynamo would guard is small and
 checked here: the number of users, by the condition that the compiler has found. All of the compiler's private names are
 in this file; where they fail, the step runs as it is written.
