@@ -10,21 +10,26 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra federation is not installed")
 
+from click.testing import CliRunner
 from federations import DIM, UPDATES, USERS, app, grid, training
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from scipy.optimize import brentq
 from scipy.stats import norm
 
 import clipline as cl
+from clipline.cli.parser import app as command
 from clipline.errors import RunError, SettingError
 from clipline.federated.backend import CohortRequest
 from clipline.federated.clipping import ModularSum, centred, clip_rows, join_bit
 from clipline.federated.draws import NoiseNow, WholeNoise
 from clipline.federated.sampling import Cohort
-from clipline.federation.flower import PRIVATE, AdaptiveClippingStrategy, _Grid
+from clipline.federation.flower import AdaptiveClippingStrategy, _Grid
 from clipline.federation.flower_in_process import InProcessGrid
 from clipline.privacy.ledger import Ledger
 from clipline.training.checkpoint import Circumstances, load_checkpoint
+from clipline.training.run_files import PARTICIPATIONS
+from clipline.trust.card import write_cards
+from clipline.trust.verify import verify
 
 CLIP = 0.3
 JOINT = join_bit(*clip_rows(UPDATES, CLIP))  # what each user adds at the first clip
@@ -184,7 +189,7 @@ def test_a_bad_reply_adds_nothing_and_is_counted(lie, tmp_path, capfd, caplog):
     assert torch.allclose(release.mean * USERS, JOINT[1:, :-1].sum(dim=0), atol=1e-6)
     assert serving.unprivate_replies["taken"] == USERS - 1
     assert serving.unprivate_replies[kind] == 1
-    assert "Ann" not in capfd.readouterr().out + caplog.text + (tmp_path / PRIVATE).read_text()
+    assert "Ann" not in capfd.readouterr().out + caplog.text + (tmp_path / PARTICIPATIONS).read_text()
 
 
 @pytest.mark.parametrize(
@@ -326,6 +331,16 @@ def test_a_cohort_below_least_replies_is_not_filled_up_where_the_server_adds_the
     assert nodes.stages == []
 
 
+def test_no_cohort_is_drawn_before_enough_nodes_are_online(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("time.sleep", lambda seconds: online.append(1000 + len(online)))
+    nodes, online = grid(), [1000]
+    monkeypatch.setattr(nodes, "get_node_ids", lambda: list(online))
+    serving = strategy(training(rounds=1), least_replies=5)
+    serving.run(nodes, tmp_path / "run")
+    assert serving.unprivate_replies["taken"] == len(online) == 5
+    assert capsys.readouterr().err.count("waiting for more nodes: 1 are online") == 1
+
+
 @pytest.mark.parametrize(("count", "opened"), [(1, True), (2, False)])
 def test_nodes_that_fill_up_are_no_replies(count, opened, tmp_path):
     upload, made = secure(least_survivors=3)
@@ -416,14 +431,56 @@ def test_nobody_is_asked_more_often_than_the_cap_allows(tmp_path):
     assert "Against the server: no promise" in text
 
 
-def test_two_guarantees_stand_in_the_run_directory(tmp_path):
-    upload = cl.SecureSum(24, least_survivors=3)
-    made = training(upload, noise_multiplier=0.5)
-    strategy(made, max_participations=3).run(grid(upload), tmp_path / "run")
-    outsiders, server = (tmp_path / "run" / "guarantees.txt").read_text().splitlines()
-    assert "4 rounds" in outsiders
+def test_two_guarantees_stand_in_the_run_directory_and_the_cards_and_are_verified(tmp_path):
+    folder, (upload, made) = tmp_path / "run", secure(least_survivors=3, cohort_size=5)
+    strategy(made, max_participations=3).run(grid(upload), folder)
+    outsiders, server = (folder / "guarantees.txt").read_text().splitlines()
+    assert "Poisson sampling, 4 rounds" in outsiders
     assert "at most 3 rounds" in server
     assert "no sampling, 3 rounds" in server
+    found = verify(folder)
+    assert found.problems == ()
+    assert str(found.both) == f"{outsiders}\n{server}"
+    shown = CliRunner().invoke(command, ["verify", str(folder)])
+    assert shown.exit_code == 0
+    assert " ".join(shown.output.split()).startswith(f"{folder}: {outsiders} {server}")
+    write_cards(folder, tmp_path / "card")
+    for name in ("statement.md", "README.md"):
+        text = (tmp_path / "card" / name).read_text()
+        assert f"**{outsiders}**\n\n**{server}**" in text
+        assert "Discrete Gaussian noise" in text
+    assert (
+        f'model_type_description: "Users train on devices of their own. {server}"'
+        in (tmp_path / "card" / "deployment.yaml").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "problem"),
+    [
+        ("guarantees.txt", "at most 3 rounds", "at most 2 rounds", "guarantees.txt says"),
+        ("guarantees.txt", "Against the server, for", "Against nobody, for", "guarantees.txt says"),
+        (PARTICIPATIONS, '"1003": 3', '"1003": 4', "a node that was asked 4 times, guarantees.txt is for 3"),
+        (PARTICIPATIONS, "{", "", "cannot be read"),
+    ],
+)
+def test_two_guarantees_that_were_changed_are_found(name, old, new, problem, tmp_path):
+    folder, (upload, made) = tmp_path / "run", secure(least_survivors=3)
+    strategy(made, max_participations=3).run(grid(upload), folder)
+    seal, text = verify(folder).seal, (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new, 1))
+    found = verify(folder)
+    assert any(problem in one for one in found.problems)
+    assert (found.seal == seal) == (name == PARTICIPATIONS)
+
+
+def test_without_a_cap_the_server_is_charged_for_every_round_and_a_cap_has_no_other_relation(tmp_path):
+    made = secure(least_survivors=3)[1]
+    both = strategy(made).guarantees(Ledger().add(made.algorithm.event, 7))
+    assert both.server.rounds == 7
+    with pytest.raises(SettingError, match="relation="):
+        strategy(secure(least_survivors=3, relation="replace-one")[1], max_participations=3)
 
 
 class Power(InProcessGrid):
@@ -443,7 +500,7 @@ class Power(InProcessGrid):
         assert state.round_index == t
         assert torch.equal(state.params, torch.cat([sent["z"], sent["a"]]))
         assert Ledger.read(self.folder / "ledger.jsonl", unfinished=True).rounds >= state.ledger.rounds >= t
-        assert json.loads((self.folder / PRIVATE).read_text())["asked"]["1000"] > t
+        assert json.loads((self.folder / PARTICIPATIONS).read_text())["asked"]["1000"] > t
         self.pushed += 1
         if self.pushed == self.fails_at:
             raise KeyboardInterrupt

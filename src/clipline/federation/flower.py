@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..console import tell
 from ..errors import RunError, check_number, check_whole, refuse
 from ..federated.backend import CohortRequest
 from ..federated.clipping import ClippedSum, ModularSum, PartialSums
@@ -24,16 +25,15 @@ from ..federated.discrete_mechanism import DiscreteMechanism
 from ..federated.mechanism import GaussianMechanism
 from ..federated.round import TrainState
 from ..federated.sampling import Cohort, PoissonSampler
-from ..privacy.accountant import account
 from ..privacy.events import PoissonSampling
 from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
-from ..privacy.two_views import Participations, TwoGuarantees, against_server
+from ..privacy.two_views import Participations, TwoGuarantees, account_both
 from ..training import durable
 from ..training.callbacks import Callback
 from ..training.result import RoundReport, TrainResult
 from ..training.run_directory import RunDirectory, checked_path, directory_first
-from ..training.run_files import can_go_on
+from ..training.run_files import GUARANTEES, PARTICIPATIONS, can_go_on
 from ..training.training import Training
 from .encoders import word_type
 from .flower_messages import (
@@ -56,8 +56,6 @@ try:
 except ImportError as error:
     raise RunError("federations need the package flwr", "install clipline[federation]") from error
 
-PRIVATE = "unprivate_participations.json"  # in the run directory: which nodes were asked, how often
-GUARANTEES = "guarantees.txt"
 _UNLIMITED = 1 << 40
 _TOO_SMALL = 1e-6  # of delta: what cohorts that are too small for a sum may add to it, at most
 _POLL = 0.2  # seconds; Flower's own loop waits 3
@@ -164,16 +162,14 @@ class AdaptiveClippingStrategy:
     def guarantees(self, ledger: Ledger) -> TwoGuarantees:
         """What a ledger of rounds promises to outsiders, and against this server."""
         outsiders = self.training.guarantee_of(ledger)
+        if not self.noise_by_clients:
+            return account_both(outsiders, ledger, 0)
         # Every time that a cohort is asked counts, as the server may then have what it takes to open the sum. So many
         # times one node was asked at most; how often any really was would tell outsiders of cohorts.
         most = max(self.sums, ledger.rounds)
-        if self.max_participations is not None:
-            most = min(most, self.max_participations)
-        if not self.noise_by_clients:
-            return TwoGuarantees(outsiders, None, most)
-        everything = ledger.add(self.training.algorithm.event, most)
-        seen = account(against_server(everything, most), delta=self.training.delta, relation=Relation.ZERO_OUT)
-        return TwoGuarantees(outsiders, seen, most)
+        most = most if self.max_participations is None else min(most, self.max_participations)
+        rounds = ledger if ledger.rounds else ledger.add(self.training.algorithm.event)
+        return account_both(outsiders, rounds, most)
 
     def _check_replies(self) -> None:
         """Refuse a `least_replies` that cohorts cannot have."""
@@ -203,24 +199,30 @@ class AdaptiveClippingStrategy:
 
     def _online(self, grid: Any) -> list[int]:
         """The nodes that are online, once there are enough."""
+        told = False
         while not self._enough(len(nodes := sorted(grid.get_node_ids()))):
+            if not told:
+                tell(f"waiting for more nodes: {len(nodes)} are online, too few to draw a cohort of")
+            told = True
             time.sleep(1.0)
         return nodes
 
     def _read(self, folder: Path) -> None:
         try:
-            kept = json.loads((folder / PRIVATE).read_text(encoding="utf-8"))
+            kept = json.loads((folder / PARTICIPATIONS).read_text(encoding="utf-8"))
             self.asked = replace(self.asked, counts=dict(kept["asked"]))
             self.unprivate_replies, self.abandoned = Counter(kept["replies"]), int(kept["abandoned"])
             self.sums, self.opened = int(kept["sums"]), int(kept["opened"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{str(folder / PRIVATE)!r} cannot be read", "restore it, or start a new run") from error
+            raise RunError(
+                f"{str(folder / PARTICIPATIONS)!r} cannot be read", "restore it, or start a new run"
+            ) from error
 
     def write(self, folder: Path) -> None:
         """Have the participations on disk."""
         kept = {"asked": self.asked.counts, "replies": self.unprivate_replies, "abandoned": self.abandoned,
                 "sums": self.sums, "opened": self.opened}  # fmt: skip
-        durable.write(folder / PRIVATE, json.dumps(kept), mode=0o600)
+        durable.write(folder / PARTICIPATIONS, json.dumps(kept), mode=0o600)
 
 
 def _check(training: Training) -> None:
@@ -268,6 +270,7 @@ class _OnDisk(Callback):
         self._strategy, self._folder = strategy, folder
 
     def on_start(self, training: Training, state: TrainState) -> None:
+        (self._folder.path / GUARANTEES).unlink(missing_ok=True)  # of a run that was interrupted
         self._strategy.write(self._folder.path)
         self._folder.store(state)
 

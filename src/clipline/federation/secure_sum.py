@@ -64,10 +64,11 @@ class ClosedBoxes(RunError):
 
 @dataclass(frozen=True)
 class SumPlan:
-    """What server and clients agree on before a round. Clients take it from the published app, not from the server.
+    """What server and clients agree on before a round.
 
-    `threshold` is how many clients it takes to open a sum, more than half of those who take part. No sum of fewer than
-    `least_survivors` vectors is opened. `round_id` is different in every round of every run.
+    `threshold` is how many clients it takes to open a sum, more than half of those who take part: clients refuse fewer.
+    No sum of fewer than `least_survivors` vectors is opened: clients take it from the published app, not from the
+    server. `round_id` is different in every round of every run.
     """
 
     dim: int
