@@ -35,10 +35,8 @@ class CharacterNet(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """(batch, 28, 28) bytes -> (batch, 62) logits. Paper is 1 and ink 0: no inversion, as in the original."""
         images = pixels.to(self.out.weight.dtype).unsqueeze(1) / 255
-        maps = F.relu(
-            self.pool(self.conv2(F.relu(self.conv1(images))))
-        )  # pooling first gives the same, and ReLU has less to do
-        flat = self.dropout1(maps.permute(0, 2, 3, 1)).flatten(1)  # channels last, as they lie in memory
+        maps = self.pool(self.conv2(F.relu(self.conv1(images))))  # before ReLU, which then has less to do
+        flat = self.dropout1(F.relu(maps).permute(0, 2, 3, 1)).flatten(1)  # channels last, as they lie in memory
         logits: Tensor = self.out(self.dropout2(F.relu(self.hidden(flat))))
         return logits
 
