@@ -37,6 +37,7 @@ SOURCE = Path(clipline.__file__).parent  # of the package under test, which may 
 def load_script(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look for their types
     spec.loader.exec_module(module)
     return module
 

@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ...errors import CliplineError
 from ...federated.local_sgd import Batch
+from ..core.batches import select_rows
 from ..core.problem import Problem
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import users_own
@@ -188,7 +189,7 @@ class _Trial:
             return True
         everybody = torch.arange(count)
         for who in (everybody, everybody.roll(grain // 2 + 1), everybody[:grain], everybody[-2 * grain :].flip(0)):
-            found = self._moved(tree_map(partial(_chosen, who), users))
+            found = self._moved(tree_map(partial(select_rows, rows=who), users))
             if found is None or not all(map(torch.equal, found, (one[who] for one in whole))):
                 return False
         for factor in _FACTORS:
@@ -225,10 +226,6 @@ class _Trial:
             finally:
                 problem.isolation.after_stack()
         return [piece.nan_to_num(7.0) for piece in own[0]]
-
-
-def _chosen(who: Tensor, values: Tensor) -> Tensor:
-    return values.view(torch.int16)[who].view(torch.uint16) if values.dtype == torch.uint16 else values[who]
 
 
 def _others(factor: float, values: Tensor) -> Tensor:

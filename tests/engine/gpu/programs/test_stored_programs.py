@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from clipline.engine.gpu.dynamic_batch import traced
 from clipline.engine.gpu.programs import inductor, program_cache, repeats
 from clipline.engine.gpu.programs.program_cache import Programs
 from clipline.engine.gpu.programs.program_files import ProgramCacheWarning
+from clipline.engine.gpu.recorded_step import traced
 
 SCRIPT = """
 import json, sys

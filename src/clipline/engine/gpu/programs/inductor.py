@@ -1,6 +1,6 @@
 """torch's compiler on a traced step: a flat graph becomes a program that any process of this machine can load.
 
-The step is a graph of plain operations already (`gpu/dynamic_batch.py`). It goes to AOTAutograd and Inductor
+The step is a graph of plain operations already (`gpu/recorded_step.py`). It goes to AOTAutograd and Inductor
 directly: Dynamo would trace it once more and check every input at every call. What Dynamo would guard is small and
 checked here: the number of users, by the condition that the compiler has found. All of the compiler's private names are
 in this file; where they fail, the step runs as it is written.
@@ -9,7 +9,7 @@ Plain twin: the graph itself, run operation by operation.
 Switch: `FastParts.compiled_steps`.
 Held equal by: tests/engine/gpu/programs/test_stored_programs.py.
 Buys: 20 to 35 s to compile instead of 35 to 45 through Dynamo (emnist_cr's step on a core,
-docs/results/performance.md). What compiling itself buys is in `gpu/recorded_step.py`.
+benchmarks/results/README.md). What compiling itself buys is in `gpu/recorded_step.py`.
 """
 
 from __future__ import annotations

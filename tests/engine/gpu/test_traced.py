@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
 
-from clipline.engine.gpu import dynamic_batch
-from clipline.engine.gpu.dynamic_batch import traced
+from clipline.engine.gpu import recorded_step
+from clipline.engine.gpu.recorded_step import traced
 
 
 def halved(stack, rates):
@@ -72,7 +72,7 @@ def test_where_memory_is_short_a_step_is_traced_without_running_and_is_the_same(
 
     arguments = ([torch.zeros(3, 4)], torch.ones(3))
     usual = traced(step, arguments)
-    plain, modes = dynamic_batch.make_fx, []
+    plain, modes = recorded_step.make_fx, []
 
     def full(function, **how):
         modes.append(how.get("tracing_mode"))
@@ -82,7 +82,7 @@ def test_where_memory_is_short_a_step_is_traced_without_running_and_is_the_same(
 
         return plain(function, **how) if how else fails
 
-    monkeypatch.setattr(dynamic_batch, "make_fx", full)
+    monkeypatch.setattr(recorded_step, "make_fx", full)
     found = traced(step, arguments)
     assert modes == [None, "fake"] * 2
     assert found.code == usual.code

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import clipline as cl
-from clipline.data.statistics.vocabulary import threshold_for
+from clipline.data.private_statistics import threshold_for
 from clipline.errors import PopulationError, SettingError
 from clipline.privacy import GaussianEvent, Ledger, NoSampling, PoissonSampling, account
 

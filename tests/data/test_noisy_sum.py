@@ -7,9 +7,16 @@ import pytest
 import torch
 
 from clipline import Population, PrivateStatistics
-from clipline.data.statistics.noisy_sum import _GRID, dense, noisy_sum, user_blocks
-from clipline.data.statistics.scales import histogram_vectors, moment_vectors
-from clipline.data.statistics.vocabulary import key_vectors, keys_by_user
+from clipline.data.private_statistics import (
+    _GRID,
+    dense,
+    histogram_vectors,
+    key_vectors,
+    keys_by_user,
+    moment_vectors,
+    noisy_sum,
+    user_blocks,
+)
 from clipline.federated.mechanism import grid_of
 from clipline.privacy import GaussianEvent, NoSampling
 
@@ -89,7 +96,7 @@ def test_moments_of_one_user_by_hand():
 def test_blocks_change_nothing(monkeypatch):
     people = population(3, users=40)
     whole, _ = total(moment_vectors(people, RANGES), 1 + 2 * DIM)
-    monkeypatch.setattr("clipline.data.statistics.noisy_sum._BLOCK", 1)
+    monkeypatch.setattr("clipline.data.private_statistics._BLOCK", 1)
     assert len(list(user_blocks(people, 1))) == np.count_nonzero(np.diff(people.offsets))
     one_by_one, _ = total(moment_vectors(people, RANGES), 1 + 2 * DIM)
     assert (whole == one_by_one).all()
