@@ -22,7 +22,7 @@ from clipline.privacy import rounded_up
 from clipline.study import StudyDirectory
 from clipline_paper.facts import FACTS
 from clipline_paper.study.experiments import EXPERIMENTS, MEDIAN_IS_WORST, Findings, noise_that_helps
-from clipline_paper.study.figures import draw, draw_fig3_all
+from clipline_paper.study.figures import averaged, clipping_panel, draw
 from clipline_paper.study.protocol import NOISES, PAPER_COHORT, Protocol, differences, protocol_for
 from clipline_paper.study.recompute import findings_of, paper_experiments
 from clipline_paper.study.rules import DEGRADED, ClipComparison, percents
@@ -117,7 +117,7 @@ def write_results_page(studies: Sequence[Path], page: Path, *, without_training:
         _draw_summary(pictures / "summary.png", list(zip(labels, rows, strict=True)))
     third = {group.task: group.entries["fig3"].findings for group in reversed(groups) if "fig3" in group.entries}
     if third:  # of each task the paper's scale, where it is there
-        draw_fig3_all(pictures / "fig3.png", list(reversed(third.values())))
+        _draw_fig3(pictures / "fig3.png", list(reversed(third.values())))
     table = list[TableRow]()
     if without_training:
         figure1(pictures, overwrite=True)
@@ -258,6 +258,12 @@ def _how_far(groups: Sequence[Group]) -> list[str]:
         said.append(
             "**Other data.** No task was trained on the paper's data. Each section names the substitute, which is what "
             "a verdict is about."
+        )
+    never = [task for task in PAPER_COMPARISON if task not in {group.task for group in groups if group.scale == _PAPER}]
+    if never:
+        said.append(
+            f"**Not at the paper's scale.** {', '.join(never)}: no run has the paper's rounds and users a round, which "
+            "take a GPU. Nothing here says what these tasks do at that scale."
         )
     if short:
         all_of_them = len(by_hand) == len(short) > 1
@@ -555,6 +561,25 @@ def _without_training(rows: Sequence[TableRow], pictures: str) -> list[str]:
         f"![Figure 2: the clip finds its quantile]({pictures}/fig2.png)",
         "",
     ]
+
+
+def _draw_fig3(path: Path, findings: Sequence[Findings]) -> None:
+    """Write Figure 3 of several tasks as one PNG: up to three in a row."""
+    columns = min(3, len(findings))
+    rows = -(-len(findings) // columns)
+    figure, axes = new_figure(rows, columns, width=4.4 * columns, height=0.7 + 3.3 * rows)
+    for axis, one in zip(axes, findings, strict=False):
+        seeds = clipping_panel(axis, one, size=8)
+        axis.set_title(f"{one.protocol.task}, {averaged(one.protocol, short=True)}{seeds}", fontsize=9)
+    for axis in axes[len(findings) :]:
+        axis.set_visible(False)
+    figure.suptitle(
+        "Figure 3: what clipping does without noise, on the validation users (dashed: no clipping)",
+        fontsize=11, x=0.01, ha="left",
+    )  # fmt: skip
+    said = "quantile of update norms that the clip follows (0.1 clips most), each at its best server rate"
+    figure.supxlabel(said, fontsize=10)
+    save_figure(figure, path)
 
 
 def _draw_summary(path: Path, rows: Sequence[tuple[str, ClipComparison]]) -> None:

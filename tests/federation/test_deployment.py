@@ -26,7 +26,7 @@ pytest.importorskip("cryptography", reason="the extra federation is not installe
 
 from clipline.cli.new_federation import SCRIPTS, new_federation
 from clipline.federation import InProcessGrid
-from clipline.federation.flower import PRIVATE
+from clipline.training.run_files import PARTICIPATIONS
 
 ROUNDS = 2
 MISSING = [tool for tool in ("bash", "openssl", "ssh-keygen", "setsid") if shutil.which(tool) is None]
@@ -130,7 +130,7 @@ def test_a_deployment_goes_on_without_a_node_that_is_killed_and_one_that_is_not_
     assert delta_of(8.0, ledger[0]["noise_multiplier"], ROUNDS) == pytest.approx(released[-1]["delta"], rel=1e-3)
     assert released[-1]["epsilon"] == pytest.approx(8.0, rel=1e-3)
 
-    kept = json.loads((folder / "run" / PRIVATE).read_text())
+    kept = json.loads((folder / "run" / PARTICIPATIONS).read_text())
     asked = ROUNDS + kept["abandoned"]
     assert list(kept["asked"].values()) == [asked] * 3  # the stranger never is
     assert kept["replies"]["late or missing"] + kept["replies"].get("error", 0) >= asked  # of the killed node
@@ -197,7 +197,7 @@ def test_it_runs_in_one_process(folder, monkeypatch, tmp_path, capsys):
     assert "epsilon 8.00" in capsys.readouterr().out
     ledger = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()
     assert len(ledger) == config["rounds"]
-    kept = json.loads((tmp_path / "run" / PRIVATE).read_text())
+    kept = json.loads((tmp_path / "run" / PARTICIPATIONS).read_text())
     assert kept["replies"]["taken"] == 4 * 8 * config["rounds"]  # a secure sum has four stages
 
 

@@ -22,6 +22,8 @@ from ..privacy.ledger import Ledger
 SETTINGS, METRICS, LEDGER, CURVES = "settings.toml", "metrics.jsonl", "ledger.jsonl", "curves.png"
 MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
 OLDER = "checkpoint.older.safetensors"  # the one before, for a run whose last is damaged
+GUARANTEES = "guarantees.txt"  # of a federation: for outsiders, and against its server
+PARTICIPATIONS = "unprivate_participations.json"  # of a federation: which nodes were asked, how often
 CARD_KEY = "card"  # of the metadata in the model's file
 _UNREADABLE = (OSError, ValueError, RecursionError)
 

@@ -91,34 +91,15 @@ def _rates(findings: Findings) -> tuple[Figure, str]:
     return figure, "which client and server rates do best on the validation users"
 
 
-def draw_fig3_all(path: Path, findings: Sequence[Findings]) -> None:
-    """Write Figure 3 of several tasks as one PNG: up to three in a row."""
-    columns = min(3, len(findings))
-    rows = -(-len(findings) // columns)
-    figure, axes = new_figure(rows, columns, width=4.4 * columns, height=0.7 + 3.3 * rows)
-    for axis, one in zip(axes, findings, strict=False):
-        seeds = _clipping(axis, one, size=8)
-        axis.set_title(f"{one.protocol.task}, {_averaged(one.protocol, short=True)}{seeds}", fontsize=9)
-    for axis in axes[len(findings) :]:
-        axis.set_visible(False)
-    figure.suptitle(
-        "Figure 3: what clipping does without noise, on the validation users (dashed: no clipping)",
-        fontsize=11, x=0.01, ha="left",
-    )  # fmt: skip
-    said = "quantile of update norms that the clip follows (0.1 clips most), each at its best server rate"
-    figure.supxlabel(said, fontsize=10)
-    save_figure(figure, path)
-
-
 def _fig3(findings: Findings) -> tuple[Figure, str]:
     figure, (axis,) = new_figure(1, 1, width=8, height=4.8)
-    seeds = _clipping(axis, findings)
+    seeds = clipping_panel(axis, findings)
     axis.set_xlabel("quantile of update norms that the clip follows (0.1 clips most; each at its best server rate)")
     dashed = "; dashed: no clipping" if axis.lines else ""
-    return figure, f"what clipping does without noise ({_averaged(findings.protocol)}{seeds}{dashed})"
+    return figure, f"what clipping does without noise ({averaged(findings.protocol)}{seeds}{dashed})"
 
 
-def _clipping(axis: Axes, findings: Findings, size: float = 9) -> str:
+def clipping_panel(axis: Axes, findings: Findings, size: float = 9) -> str:
     """Draw Figure 3 of one task, with intervals where its rows have some; gives words for these."""
     rows = [row for row in findings.tables[""].rows if row["chosen"]]
     rows.sort(key=lambda row: -1 if row["method"] == "unclipped" else row["quantile"])
@@ -190,7 +171,7 @@ def _noises(findings: Findings, key: str, said: str) -> tuple[Figure, str]:
     rows = [row for row in findings.tables[""].rows if row["chosen"]]
     figure, (axis,) = new_figure(1, 1, width=8.5, height=5)
     label_ends(axis, _lines(axis, findings.protocol, rows, key))
-    return figure, f"{said} at four levels of noise, each at its best server rate ({_averaged(findings.protocol)})"
+    return figure, f"{said} at four levels of noise, each at its best server rate ({averaged(findings.protocol)})"
 
 
 def _fig7(findings: Findings) -> tuple[Figure, str]:
@@ -311,7 +292,8 @@ def _label_metric(axis: Axes, protocol: Protocol) -> None:
     axis.set_ylabel(f"{protocol.metric.replace('_', ' ')} ({direction})")
 
 
-def _averaged(protocol: Protocol, *, short: bool = False) -> str:
+def averaged(protocol: Protocol, *, short: bool = False) -> str:
+    """Of which rounds a metric is the mean, in words."""
     return ("" if short else "validation users, ") + f"average of the last {protocol.average_over} rounds"
 
 

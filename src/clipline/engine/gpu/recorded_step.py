@@ -9,7 +9,7 @@ replays it.
 Switch: `FastParts.compiled_steps`.
 Held equal by: tests/engine/stacked/test_step.py, tests/engine/gpu/test_traced.py; stacked = single:
 tests/clipline_paper/tasks/test_stacked_tasks.py.
-Buys: emnist_cr on an H200 in bfloat16: 87.8 ms a round eager, 17.1 compiled and replayed (docs/results/performance.md).
+Buys: emnist_cr on an H200 in bfloat16: 87.8 ms a round eager, 17.1 compiled (benchmarks/results/README.md).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Plain twin: the loop over time in `stacked_lstm` and `_lstm_loop_backward`.
 Switch: `FastParts.kernels`.
 Held equal by: tests/engine/gpu/kernels/test_lstm.py (against a textbook recurrence; the GPU part needs a GPU).
 Buys: shakespeare on an H200: 226 ms a round by the loop, 67 by Triton; so_nwp 162 by Triton, 117 with weights on chip
-(docs/results/performance.md).
+(benchmarks/results/README.md).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Plain twin: `NoiseNow` of federated/draws.py for a seed, `plain_numbers` for any
 Switch: `FastParts.device_noise`.
 Held equal by: tests/engine/gpu/kernels/test_noise.py (the kernels need a GPU, or Triton's interpreter), and once in
 every process that uses a GPU, before the first round.
-Buys: so_lr on an H200: 13.0 ms a round without, 6.5 with; from the system 156 and 8.1 (docs/results/performance.md).
+Buys: so_lr on an H200: 13.0 ms a round without, 6.5 with; from the system 156 and 8.1 (benchmarks/results/README.md).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Plain twin: the graph itself, run operation by operation.
 Switch: `FastParts.compiled_steps`.
 Held equal by: tests/engine/gpu/programs/test_stored_programs.py.
 Buys: 20 to 35 s to compile instead of 35 to 45 through Dynamo (emnist_cr's step on a core,
-docs/results/performance.md). What compiling itself buys is in `gpu/recorded_step.py`.
+benchmarks/results/README.md). What compiling itself buys is in `gpu/recorded_step.py`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Plain twin: the graph as a whole, which is also what is compiled if it is small 
 Switch: `FastParts.compiled_steps`.
 Held equal by: tests/engine/gpu/programs/test_repeats.py, test_graph_cleanup.py.
 Buys: a Qwen2 of 24 layers with LoRA on an H200: 0.39 s a round, 0.77 recorded as written, since compiling the whole
-step takes too long (docs/tutorials/adapters.md).
+step takes too long (docs/howto/adapters.md).
 """
 
 from __future__ import annotations
