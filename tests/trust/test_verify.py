@@ -87,6 +87,7 @@ EDITS = {
     "a model that is no model": (lambda path: (path / "model.safetensors").write_bytes(b"x" * 99), "has no card"),
     "another value in the model": (flip("model.safetensors", -1), "model.safetensors is damaged"),
     "another letter in the model's metadata": (flip("model.safetensors", b"epsilon"), "model.safetensors is damaged"),
+    "a key that was left": (lambda path: (path / "resume.key").write_text("00"), "resume.key is still there"),
     "a model without a card": (cut_metadata, "has no card"),
     "a lower epsilon in the card": (
         edit_card(lambda card: card["guarantee"].update(epsilon=1.0)), "epsilon is 1.0 in the model's card"),

@@ -128,10 +128,13 @@ def resolve(
     file = {} if config is None else read_toml(config)
     check_given(file, f"config {str(config)!r}")
     name = task or file.get("task", DEFAULT_TASK)
-    # Two runs that were not told otherwise must not share their noise.
-    seed = {"seed": from_rank_0(secrets.randbits(62))}
+    given = merged(file, flags)
+    if "seed" not in given and given.get("noise_source") == "seed":
+        raise refuse("seed", None, "given where noise_source='seed'", "give --seed 7, or leave --noise-source out")
+    # Without a seed the noise is the system's, and what is drawn here decides the initial model alone.
+    drawn = {} if "seed" in given else {"seed": from_rank_0(secrets.randbits(31)), "noise_source": "system"}
     if is_task_file(name):
-        chosen = own_task(name, {**seed, **merged(file, flags)})
+        chosen = own_task(name, {**drawn, **given})
         return chosen, chosen.settings
     chosen = task_named(name)
     if "data" in flags and not same_data:
@@ -139,7 +142,7 @@ def resolve(
             file.pop(name, None)
     elif "data" not in flags and "data" not in file and (found := find_store(chosen.name)) is not None:
         file["data"] = str(found)
-    settings = {**seed, **merged(file, flags), "task": chosen.name}
+    settings = {**drawn, **merged(file, flags), "task": chosen.name}
     return chosen, chosen.settings.overridden(settings, "the command line")
 
 
@@ -295,11 +298,10 @@ def _summary(
             lines.append(f"if you stopped because of what you saw, quote what was planned: {planned}")
     if result.guarantee.private and _seed_guessable(settings):
         lines.append(
-            f"not private: cohorts and noise come from seed {settings.seed}, which is easily guessed: leave it out, or "
-            "train with --noise-source system"
+            f"not private: cohorts and noise come from seed {settings.seed}, which is easily guessed: leave it out"
         )
     elif result.guarantee.private and settings.noise_source == "seed":
-        lines.append("cohorts and noise come from the seed: keep it secret, or train with --noise-source system")
+        lines.append("cohorts and noise come from the seed: keep it secret, or leave --seed out")
     return "\n".join(lines if report is None else [*lines, f"report: {report}"])
 
 

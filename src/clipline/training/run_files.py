@@ -21,6 +21,7 @@ from ..privacy.ledger import Ledger
 
 SETTINGS, METRICS, LEDGER, CURVES = "settings.toml", "metrics.jsonl", "ledger.jsonl", "curves.png"
 MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
+KEY = "resume.key"  # of an unfinished run whose cohorts and noise come from the system
 OLDER = "checkpoint.older.safetensors"  # the one before, for a run whose last is damaged
 CARD_KEY = "card"  # of the metadata in the model's file
 _UNREADABLE = (OSError, ValueError, RecursionError)

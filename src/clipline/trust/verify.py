@@ -28,6 +28,7 @@ from ..privacy.relations import Relation
 from ..training.durable import damage
 from ..training.run_files import (
     CHECKPOINT,
+    KEY,
     LEDGER,
     METRICS,
     MODEL,
@@ -99,7 +100,9 @@ def _missing(found: Verified) -> Iterator[str]:
 
 
 def _damaged(path: Path) -> Iterator[str]:
-    """Tensors and metadata that are not what their checksum says."""
+    """Tensors and metadata that are not what their checksum says, and a key that should be gone."""
+    if (path / KEY).exists() and not can_go_on(path):
+        yield f"{KEY} is still there: whoever has it can subtract the noise, so delete it"
     for name in (MODEL, CHECKPOINT, OLDER):
         if (path / name).is_file() and (wrong := damage(path / name)) is not None:
             yield f"{name} is damaged: {wrong}"
