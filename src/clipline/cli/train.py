@@ -178,6 +178,7 @@ def run(
     from ..training.evaluation import Evaluate
     from ..training.progress import Progress
     from ..training.run_directory import RunDirectory, check_free
+    from ..trust.verify import seal
 
     rank = torchrun_rank()
     if rank is not None:
@@ -238,17 +239,18 @@ def run(
     callbacks = [directory, Announce(), measuring, *stopping, Progress(metric), *boards, StopOnInterrupt()]
     result = training.run(callbacks) if resume is None else training.resume(path, callbacks)
     page = _write_report(path) if report else None
+    sealed = None if result.stopped == "interrupted" else seal(path)
     if as_json:
-        print(json.dumps(_summary_json(task, settings, used, result, metric, users, path, page)))
+        print(json.dumps({**_summary_json(task, settings, used, result, metric, users, path, page), "seal": sealed}))
     else:
         flags = " --tensorboard" * tensorboard + " --no-report" * (not report)
-        console.say(_summary(settings, used, result, metric, path, page, training.planned, flags))
+        console.say(_summary(settings, used, result, metric, path, page, training.planned, flags, sealed))
     return 130 if result.stopped == "interrupted" else 0
 
 
 def _summary(
     settings: TrainSettings, used: DataUsed, result: TrainResult, metric_name: str, path: Path, report: Path | None,
-    planned: Guarantee, flags: str,
+    planned: Guarantee, flags: str, sealed: str | None,
 ) -> str:  # fmt: skip
     """A few lines to quote: metric, warnings, data, guarantee, clip, files, and last the path of the report.
 
@@ -282,7 +284,10 @@ def _summary(
     clip = "none" if settings.clip == "none" else f"{start:.3g} -> {_last_clip(result):.3g}"
     tracked = f", tracking quantile {settings.quantile:g} of the update norms" if settings.clip == "quantile" else ""
     files = ", ".join(sorted(file.name for file in path.iterdir()))
-    lines += [str(result.guarantee), f"clip {clip}{tracked}", f"files in {path}: {files}"]
+    lines.append(str(result.guarantee))
+    if sealed is not None:
+        lines.append(f"seal {sealed}: note it elsewhere, for clipline verify --seal")
+    lines += [f"clip {clip}{tracked}", f"files in {path}: {files}"]
     if result.stopped == "budget":
         lines.append(f"stopped after {result.guarantee.rounds} rounds: the next one would have passed the budget")
     if result.stopped == "early":

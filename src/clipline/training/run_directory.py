@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import RunError, SettingError, check_whole, refuse
+from ..errors import RunError, SettingError, check_whole, refuse, regular
 from ..federated.round import TrainState
 from ..metric_direction import HIGHER, LOWER
 from ..privacy.ledger import Ledger, ledger_line
@@ -204,7 +204,7 @@ class RunDirectory(Callback):
         if training.privacy.noise_source == "seed" or not training.replays:
             return training.privacy.noise_source == "seed"
         try:
-            digits, rounds, rounding = (self.path / KEY).read_text(encoding="ascii").split()
+            digits, rounds, rounding = regular(self.path / KEY).read_text(encoding="ascii").split()
             key, drawn_at = bytes.fromhex(digits), int(rounds)
         except (OSError, ValueError):
             return False
