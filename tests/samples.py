@@ -37,6 +37,7 @@ SOURCE = Path(clipline.__file__).parent  # of the package under test, which may 
 def load_script(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look for their types
     spec.loader.exec_module(module)
     return module
 
@@ -202,7 +203,7 @@ def small_training(rounds: int, clip=None, noise_multiplier: float = 0.5, **opti
 class Uncompiled:
     """A traced step that runs operation by operation, in place of a compiled one: compiling takes minutes, or a GPU."""
 
-    versions, one_number = 1, False
+    one_number = False
 
     def __init__(self, graph, inputs, by_user):
         self.graph = graph

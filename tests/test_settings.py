@@ -15,8 +15,7 @@ from clipline.cli.train import command
 from clipline.federated.mechanism import BandedNoise
 from clipline.privacy.relations import Relation
 from clipline.settings import GROUPS, SETTINGS, Settings, check, keywords_for
-from clipline.tasks.handwriting import TASK
-from clipline.tasks.strokes import CHARACTERS
+from clipline.tasks.handwriting import CHARACTERS, TASK
 from clipline.tasks.train_settings import TrainSettings, settings_from
 from clipline.training.options import Compute, Privacy
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import numpy as np
 import pytest
@@ -9,21 +10,26 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra federation is not installed")
 
+from click.testing import CliRunner
 from federations import DIM, UPDATES, USERS, app, grid, training
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from scipy.optimize import brentq
 from scipy.stats import norm
 
 import clipline as cl
+from clipline.cli.parser import app as command
 from clipline.errors import RunError, SettingError
 from clipline.federated.backend import CohortRequest
 from clipline.federated.clipping import ModularSum, centred, clip_rows, join_bit
 from clipline.federated.draws import NoiseNow, WholeNoise
 from clipline.federated.sampling import Cohort
-from clipline.federation.flower import PRIVATE, AdaptiveClippingStrategy, _Grid
+from clipline.federation.flower import AdaptiveClippingStrategy, _Grid
 from clipline.federation.flower_in_process import InProcessGrid
 from clipline.privacy.ledger import Ledger
 from clipline.training.checkpoint import Circumstances, load_checkpoint
+from clipline.training.run_files import PARTICIPATIONS
+from clipline.trust.card import write_cards
+from clipline.trust.verify import verify
 
 CLIP = 0.3
 JOINT = join_bit(*clip_rows(UPDATES, CLIP))  # what each user adds at the first clip
@@ -183,7 +189,7 @@ def test_a_bad_reply_adds_nothing_and_is_counted(lie, tmp_path, capfd, caplog):
     assert torch.allclose(release.mean * USERS, JOINT[1:, :-1].sum(dim=0), atol=1e-6)
     assert serving.unprivate_replies["taken"] == USERS - 1
     assert serving.unprivate_replies[kind] == 1
-    assert "Ann" not in capfd.readouterr().out + caplog.text + (tmp_path / PRIVATE).read_text()
+    assert "Ann" not in capfd.readouterr().out + caplog.text + (tmp_path / PARTICIPATIONS).read_text()
 
 
 @pytest.mark.parametrize(
@@ -211,6 +217,47 @@ def test_a_reply_that_flower_cannot_unpack_ends_nothing(tmp_path):
     release, serving = one_sum(training(), Lying(broken), tmp_path)
     assert torch.allclose(release.mean * USERS, JOINT[1:, :-1].sum(dim=0), atol=1e-6)
     assert serving.unprivate_replies["malformed"] == 1
+
+
+def garbled(stage, value):
+    """What the first node sends in a stage of a secure sum is replaced, where it is of these bytes."""
+
+    def lie(reply):
+        record = reply.content["reply"]
+        if isinstance(record, ConfigRecord) and {len(own) for own in record.values()} == {stage}:
+            return put(reply, RecordDict({"reply": ConfigRecord(dict.fromkeys(record, value))}))
+        return reply
+
+    return lie
+
+
+KEYS, BOX, SHARE = 64, 160, 66
+
+
+@pytest.mark.parametrize(
+    ("stage", "value", "attempts", "counted"),
+    [
+        (KEYS, bytes(32) + bytes([1]) + bytes(31), 1, True),  # points with which nobody can agree on a secret
+        (KEYS, b"short", 1, True),
+        (BOX, bytes(159), 1, True),
+        (BOX, bytes(160), 2, False),  # that nobody can open: left out of the second attempt
+        (SHARE, bytes(66), 1, False),
+        (SHARE, bytes(65), 1, True),
+    ],
+    ids=["weak keys", "short keys", "short box", "closed box", "wrong share", "short share"],
+)
+def test_one_bad_client_does_not_end_a_secure_round(stage, value, attempts, counted, tmp_path):
+    upload = cl.SecureSum(24)
+    made = training(upload, noise_multiplier=0.5, count_stddev=1.0)
+    release, serving = one_sum(made, Lying(garbled(stage, value), upload), tmp_path)
+    assert serving.sums == attempts
+    assert (serving.unprivate_replies["malformed"] == 1) == counted
+    # With the noise taken off: the sum of the others, or of all where only its shares are wrong.
+    noise = of_nobody(made).mean * USERS
+    first = 0 if stage == SHARE else 1
+    code = made.algorithm.mechanism.code
+    most = 2 * USERS * np.sqrt(code.dim) * code.unit * CLIP
+    assert float((release.mean * USERS - noise - JOINT[first:, :-1].sum(dim=0)).norm()) < most < 1e-2
 
 
 class Silent(InProcessGrid):
@@ -282,6 +329,16 @@ def test_a_cohort_below_least_replies_is_not_filled_up_where_the_server_adds_the
         backend.sums([request])
     backend.sums([CohortRequest(torch.zeros(DIM), Cohort(np.array([], int), sampling), 0, lambda: CLIP)])
     assert nodes.stages == []
+
+
+def test_no_cohort_is_drawn_before_enough_nodes_are_online(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("time.sleep", lambda seconds: online.append(1000 + len(online)))
+    nodes, online = grid(), [1000]
+    monkeypatch.setattr(nodes, "get_node_ids", lambda: list(online))
+    serving = strategy(training(rounds=1), least_replies=5)
+    serving.run(nodes, tmp_path / "run")
+    assert serving.unprivate_replies["taken"] == len(online) == 5
+    assert capsys.readouterr().err.count("waiting for more nodes: 1 are online") == 1
 
 
 @pytest.mark.parametrize(("count", "opened"), [(1, True), (2, False)])
@@ -374,32 +431,76 @@ def test_nobody_is_asked_more_often_than_the_cap_allows(tmp_path):
     assert "Against the server: no promise" in text
 
 
-def test_two_guarantees_stand_in_the_run_directory(tmp_path):
-    upload = cl.SecureSum(24, least_survivors=3)
-    made = training(upload, noise_multiplier=0.5)
-    strategy(made, max_participations=3).run(grid(upload), tmp_path / "run")
-    outsiders, server = (tmp_path / "run" / "guarantees.txt").read_text().splitlines()
-    assert "4 rounds" in outsiders
+def test_two_guarantees_stand_in_the_run_directory_and_the_cards_and_are_verified(tmp_path):
+    folder, (upload, made) = tmp_path / "run", secure(least_survivors=3, cohort_size=5)
+    strategy(made, max_participations=3).run(grid(upload), folder)
+    outsiders, server = (folder / "guarantees.txt").read_text().splitlines()
+    assert "Poisson sampling, 4 rounds" in outsiders
     assert "at most 3 rounds" in server
     assert "no sampling, 3 rounds" in server
+    found = verify(folder)
+    assert found.problems == ()
+    assert str(found.both) == f"{outsiders}\n{server}"
+    shown = CliRunner().invoke(command, ["verify", str(folder)])
+    assert shown.exit_code == 0
+    assert " ".join(shown.output.split()).startswith(f"{folder}: {outsiders} {server}")
+    write_cards(folder, tmp_path / "card")
+    for name in ("statement.md", "README.md"):
+        text = (tmp_path / "card" / name).read_text()
+        assert f"**{outsiders}**\n\n**{server}**" in text
+        assert "Discrete Gaussian noise" in text
+    assert (
+        f'model_type_description: "Users train on devices of their own. {server}"'
+        in (tmp_path / "card" / "deployment.yaml").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "problem"),
+    [
+        ("guarantees.txt", "at most 3 rounds", "at most 2 rounds", "guarantees.txt says"),
+        ("guarantees.txt", "Against the server, for", "Against nobody, for", "guarantees.txt says"),
+        (PARTICIPATIONS, '"1003": 3', '"1003": 4', "a node that was asked 4 times, guarantees.txt is for 3"),
+        (PARTICIPATIONS, "{", "", "cannot be read"),
+    ],
+)
+def test_two_guarantees_that_were_changed_are_found(name, old, new, problem, tmp_path):
+    folder, (upload, made) = tmp_path / "run", secure(least_survivors=3)
+    strategy(made, max_participations=3).run(grid(upload), folder)
+    seal, text = verify(folder).seal, (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new, 1))
+    found = verify(folder)
+    assert any(problem in one for one in found.problems)
+    assert (found.seal == seal) == (name == PARTICIPATIONS)
+
+
+def test_without_a_cap_the_server_is_charged_for_every_round_and_a_cap_has_no_other_relation(tmp_path):
+    made = secure(least_survivors=3)[1]
+    both = strategy(made).guarantees(Ledger().add(made.algorithm.event, 7))
+    assert both.server.rounds == 7
+    with pytest.raises(SettingError, match="relation="):
+        strategy(secure(least_survivors=3, relation="replace-one")[1], max_participations=3)
 
 
 class Power(InProcessGrid):
     """The power fails when messages are pushed for the given time. Before, everything must be on disk."""
 
     def __init__(self, made, folder, fails_at=None):
-        super().__init__(app(), USERS)
+        super().__init__(app(made.upload), USERS)
         self.made, self.folder, self.fails_at, self.pushed = made, folder, fails_at, 0
 
     def push_messages(self, messages):
         messages = list(messages)
+        if "arrays" not in messages[0].content:  # a later stage of a secure sum
+            return super().push_messages(messages)
         t = messages[0].content["clipline"]["round"]
         state = load_checkpoint(self.folder / "checkpoint.safetensors", "cpu", str(Circumstances(self.made)))
         sent = messages[0].content["arrays"].to_torch_state_dict()
         assert state.round_index == t
         assert torch.equal(state.params, torch.cat([sent["z"], sent["a"]]))
         assert Ledger.read(self.folder / "ledger.jsonl", unfinished=True).rounds >= state.ledger.rounds >= t
-        assert json.loads((self.folder / PRIVATE).read_text())["asked"]["1000"] > t
+        assert json.loads((self.folder / PARTICIPATIONS).read_text())["asked"]["1000"] > t
         self.pushed += 1
         if self.pushed == self.fails_at:
             raise KeyboardInterrupt
@@ -418,6 +519,28 @@ def test_a_server_that_died_goes_on_and_forgets_no_release(fails_at, tmp_path):
     assert again.pushed == made.rounds - (fails_at - 1)
     assert result.guarantee.rounds == result.state.ledger.rounds == made.rounds
     assert serving.asked.most == made.rounds + 1  # the one that was asked in vain
+
+
+@pytest.mark.parametrize("upload", [None, cl.SecureSum(24)], ids=str)
+def test_with_an_evaluation_too_a_round_is_on_disk_before_the_next_parameters_leave(upload, tmp_path, monkeypatch):
+    begun = []
+
+    def slow(training, ledger, before=cl.Training.accounting):
+        def account():
+            begun.append(ledger.rounds)
+            time.sleep(0.2)
+            return before(training, ledger)()
+
+        return account
+
+    monkeypatch.setattr(cl.Training, "accounting", slow)
+    folder, made = tmp_path / "run", training(upload, noise_multiplier=0.5, count_stddev=1.0)
+    evaluate = cl.Evaluate(lambda model: {"length": float(model.z.norm())}, every=1)
+    nodes = Power(made, folder)
+    result = strategy(made).run(nodes, folder, [evaluate, cl.Callback()])
+    assert nodes.pushed == made.rounds
+    assert set(begun) >= {1, 2, 3, 4}
+    assert all(report.metrics for report in result.reports)
 
 
 def test_a_release_that_was_not_stored_is_charged_again(tmp_path):

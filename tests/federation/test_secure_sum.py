@@ -1,5 +1,6 @@
 """Secure sums: exact with dropouts, refused where they would show somebody, and nothing in clear at the server."""
 
+import secrets
 import time
 from dataclasses import replace
 from itertools import combinations
@@ -18,6 +19,7 @@ from clipline.federated.discrete_mechanism import DiscreteMechanism
 from clipline.federation.encoders import secure_integers, word_type
 from clipline.federation.secure_sum import (
     PRIME,
+    ClosedBoxes,
     RoundAbandoned,
     SumClient,
     SumPlan,
@@ -316,16 +318,57 @@ def test_the_server_takes_no_doubled_late_or_foreign_messages():
         server.total()
 
 
-def test_a_share_that_was_changed_is_noticed_or_abandons_the_round():
+@pytest.mark.parametrize("wrong_of", [[5], [1, 2, 3, 4, 5, 6, 7]])
+def test_wrong_shares_of_few_clients_do_no_harm(wrong_of):
     going = Round(after={5: 2})
     alive, dead = going.masked()
     for number in alive:
         answer = going.clients[number].answer(alive, dead)
-        if number == 1:
-            answer[5] = bytes(66)
-        going.server.add_answer(number, answer)
+        if number in (1, 6):  # four of six are right, and as many are needed
+            answer |= dict.fromkeys(wrong_of, bytes(65) + bytes([number]))
+        assert going.server.add_answer(number, answer)
+    np.testing.assert_array_equal(opened(going.server.total()), going.exact(alive))
+    assert going.server.suspects == set()
+
+
+@pytest.mark.parametrize("whose", [5, 6])  # dead, and alive
+def test_where_no_shares_of_a_secret_fit_the_round_is_abandoned_and_its_owner_suspected(whose):
+    going = Round(after={5: 2})
+    alive, dead = going.masked()
+    for number in alive:
+        answer = going.clients[number].answer(alive, dead)
+        going.server.add_answer(number, {**answer, whose: secrets.token_bytes(66)})
     with pytest.raises(RoundAbandoned, match="fit"):
         going.server.total()
+    assert going.server.suspects == {whose}
+
+
+def test_a_key_with_which_nobody_can_agree_on_a_secret_is_not_taken():
+    """Points of small order (RFC 7748, 6.1): the others could not make a box for this client, nor a mask."""
+    going = Round()
+    for point in (bytes(32), bytes([1]) + bytes(31), bytes([0xEC]) + b"\xff" * 30 + bytes([0x7F])):
+        for keys in ((point, b"b" * 32), (b"b" * 32, point)):
+            assert not going.server.add_keys(8, keys)
+    np.testing.assert_array_equal(opened(going.total()), going.exact(range(1, 8)))
+
+
+def test_a_client_whose_boxes_nobody_can_open_is_suspected_and_one_that_accuses_is_not():
+    going = Round()
+    roster = going.keys()
+    for number, client in going.clients.items():
+        boxes = client.boxes(roster)
+        going.server.add_boxes(number, dict.fromkeys(boxes, bytes(160)) if number == 3 else boxes)
+    boxes = going.server.boxes_for()
+    for number in (1, 2, 4, 5):
+        with pytest.raises(ClosedBoxes, match="cannot be opened") as found:
+            going.clients[number].masked(boxes[number], going.vectors[number])
+        assert found.value.senders == {3}
+        assert going.server.add_complaint(number, found.value.senders)
+        assert not going.server.add_complaint(number, found.value.senders)
+    assert going.server.add_complaint(3, {1, 2, 4, 5, 6, 7})  # one voice
+    for number, odd in ((6, {99}), (6, {6}), (6, set()), (99, {1})):
+        assert not going.server.add_complaint(number, odd)
+    assert going.server.suspects == {3}
 
 
 ODD = [None, 7, b"x", "text", [], {}, {1: None}, {1: 3}, ("a", "b"), np.zeros(50), np.zeros(50, object), np.array(3)]

@@ -236,6 +236,7 @@ app = Group(
         "card": ".card",
         "data": ".data",
         "new-task": ".new_task",
+        "new-federation": ".new_federation",
     },
     registered="commands",
     params=[

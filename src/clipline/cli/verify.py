@@ -46,7 +46,7 @@ def verify(run: Path, seal: str | None, sign: Path | None, verify_signature: Pat
     if found.guarantee is None:
         say(f"{run}: no guarantee")
         return 1
-    say(f"{run}: {found.guarantee}")
+    say(f"{run}: {found.guarantee}" if found.both is None else f"{run}:\n{found.both}")
     say(f"  epsilon by privacy loss and Renyi  {found.guarantee.epsilon:.6g}, {found.renyi:.6g}")
     say(f"  rounds charged                     {found.guarantee.rounds}")
     say(f"  seal                               {found.seal}")
@@ -65,6 +65,7 @@ def _answer(found: Verified) -> dict[str, object]:
         "epsilon": None if promise is None or not promise.private else promise.epsilon,
         "epsilon_renyi": found.renyi if promise is not None and promise.private else None,
         "delta": None if promise is None else promise.delta,
+        "against_server": None if found.both is None else found.both.against_server,
         "seal": found.seal,
         "finished": found.finished,
     }

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..console import tell
 from ..errors import RunError, check_number, check_whole, refuse
 from ..federated.backend import CohortRequest
 from ..federated.clipping import ClippedSum, ModularSum, PartialSums
@@ -24,19 +25,30 @@ from ..federated.discrete_mechanism import DiscreteMechanism
 from ..federated.mechanism import GaussianMechanism
 from ..federated.round import TrainState
 from ..federated.sampling import Cohort, PoissonSampler
-from ..privacy.accountant import account
 from ..privacy.events import PoissonSampling
 from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
-from ..privacy.two_views import Participations, TwoGuarantees, against_server
+from ..privacy.two_views import Participations, TwoGuarantees, account_both
 from ..training import durable
 from ..training.callbacks import Callback
 from ..training.result import RoundReport, TrainResult
 from ..training.run_directory import RunDirectory, checked_path, directory_first
-from ..training.run_files import can_go_on
+from ..training.run_files import GUARANTEES, PARTICIPATIONS, can_go_on
 from ..training.training import Training
 from .encoders import word_type
-from .flower_messages import BOX, CLIENTS, KEYS, SHARE, TOLD, bytes_in, encoder_for, numbered, vector_in
+from .flower_messages import (
+    BOX,
+    CLIENTS,
+    COMPLAINT,
+    KEYS,
+    SHARE,
+    TOLD,
+    bytes_in,
+    declared,
+    encoder_for,
+    numbered,
+    vector_in,
+)
 from .secure_sum import RoundAbandoned, SumPlan, SumServer
 
 try:
@@ -44,8 +56,6 @@ try:
 except ImportError as error:
     raise RunError("federations need the package flwr", "install clipline[federation]") from error
 
-PRIVATE = "unprivate_participations.json"  # in the run directory: which nodes were asked, how often
-GUARANTEES = "guarantees.txt"
 _UNLIMITED = 1 << 40
 _TOO_SMALL = 1e-6  # of delta: what cohorts that are too small for a sum may add to it, at most
 _POLL = 0.2  # seconds; Flower's own loop waits 3
@@ -120,6 +130,7 @@ class AdaptiveClippingStrategy:
         self.unprivate_replies: Counter[str] = Counter()  # how many of each kind; no text of a reply is kept
         self.abandoned = 0
         self.sums = 0  # how often a cohort was asked, for rounds and for attempts that came to nothing
+        self.barred: set[int] = set()  # nodes whose shares or boxes have kept a secure sum from coming out
         self.opened = -1  # the round whose exact sum the server may have; only where it adds the noise
         self._check_replies()
         if isinstance(mechanism, DiscreteMechanism) and mechanism.shares is not None:
@@ -152,16 +163,14 @@ class AdaptiveClippingStrategy:
     def guarantees(self, ledger: Ledger) -> TwoGuarantees:
         """What a ledger of rounds promises to outsiders, and against this server."""
         outsiders = self.training.guarantee_of(ledger)
+        if not self.noise_by_clients:
+            return account_both(outsiders, ledger, 0)
         # Every time that a cohort is asked counts, as the server may then have what it takes to open the sum. So many
         # times one node was asked at most; how often any really was would tell outsiders of cohorts.
         most = max(self.sums, ledger.rounds)
-        if self.max_participations is not None:
-            most = min(most, self.max_participations)
-        if not self.noise_by_clients:
-            return TwoGuarantees(outsiders, None, most)
-        everything = ledger.add(self.training.algorithm.event, most)
-        seen = account(against_server(everything, most), delta=self.training.delta, relation=Relation.ZERO_OUT)
-        return TwoGuarantees(outsiders, seen, most)
+        most = most if self.max_participations is None else min(most, self.max_participations)
+        rounds = ledger if ledger.rounds else ledger.add(self.training.algorithm.event)
+        return account_both(outsiders, rounds, most)
 
     def _check_replies(self) -> None:
         """Refuse a `least_replies` that cohorts cannot have."""
@@ -191,24 +200,30 @@ class AdaptiveClippingStrategy:
 
     def _online(self, grid: Any) -> list[int]:
         """The nodes that are online, once there are enough."""
+        told = False
         while not self._enough(len(nodes := sorted(grid.get_node_ids()))):
+            if not told:
+                tell(f"waiting for more nodes: {len(nodes)} are online, too few to draw a cohort of")
+            told = True
             time.sleep(1.0)
         return nodes
 
     def _read(self, folder: Path) -> None:
         try:
-            kept = json.loads((folder / PRIVATE).read_text(encoding="utf-8"))
+            kept = json.loads((folder / PARTICIPATIONS).read_text(encoding="utf-8"))
             self.asked = replace(self.asked, counts=dict(kept["asked"]))
             self.unprivate_replies, self.abandoned = Counter(kept["replies"]), int(kept["abandoned"])
             self.sums, self.opened = int(kept["sums"]), int(kept["opened"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{str(folder / PRIVATE)!r} cannot be read", "restore it, or start a new run") from error
+            raise RunError(
+                f"{str(folder / PARTICIPATIONS)!r} cannot be read", "restore it, or start a new run"
+            ) from error
 
     def write(self, folder: Path) -> None:
         """Have the participations on disk."""
         kept = {"asked": self.asked.counts, "replies": self.unprivate_replies, "abandoned": self.abandoned,
                 "sums": self.sums, "opened": self.opened}  # fmt: skip
-        durable.write(folder / PRIVATE, json.dumps(kept), mode=0o600)
+        durable.write(folder / PARTICIPATIONS, json.dumps(kept), mode=0o600)
 
 
 def _check(training: Training) -> None:
@@ -256,6 +271,7 @@ class _OnDisk(Callback):
         self._strategy, self._folder = strategy, folder
 
     def on_start(self, training: Training, state: TrainState) -> None:
+        (self._folder.path / GUARANTEES).unlink(missing_ok=True)  # of a run that was interrupted
         self._strategy.write(self._folder.path)
         self._folder.store(state)
 
@@ -290,7 +306,7 @@ class _Grid:
             return self._nothing(request)
         for _ in range(strategy.attempts):
             names = {str(node): node for node in request.cohort.users.view(np.uint64).tolist()}
-            nodes = [names[name] for name in strategy.asked.allowed(names)]
+            nodes = [names[name] for name in strategy.asked.allowed(names) if names[name] not in strategy.barred]
             strategy.asked, strategy.sums = strategy.asked.add(map(str, nodes)), strategy.sums + 1
             strategy.write(self._folder)  # they count from now on, whatever happens
             found = self._secure(request, nodes) if strategy.secure else self._plain(request, nodes)
@@ -300,7 +316,8 @@ class _Grid:
             time.sleep(strategy.pause)
         raise RunError(
             f"round {request.round_index} was abandoned {strategy.attempts} times, as too few nodes replied",
-            "start the nodes, raise the deadline or lower least_replies; then run it again to go on",
+            "start the nodes, with the app and upload of this server, raise the deadline or lower least_replies; then "
+            "run it again to go on",
         )
 
     def _plain(self, request: CohortRequest, nodes: list[int]) -> ClippedSum | None:
@@ -343,8 +360,8 @@ class _Grid:
                 f"round {request.round_index} has a cohort of fewer than {strategy.least_replies} nodes, whose sum "
                 "must not be opened", "have more nodes online, or lower least_replies; then run it again to go on",
             )  # fmt: skip
-        others = [node for node in self._grid.get_node_ids() if node not in drawn] if strategy.noise_by_clients else []
-        wanted = max(strategy.least_replies, mechanism.cohort_size) - len(nodes)
+        others = [node for node in self._grid.get_node_ids() if node not in drawn | strategy.barred]
+        wanted = max(strategy.least_replies, mechanism.cohort_size) - len(nodes) if strategy.noise_by_clients else 0
         rng = np.random.default_rng()
         fill = {others[place] for place in rng.permutation(len(others))[: max(wanted, 0)]}
         order = rng.permutation(np.array([*nodes, *fill], np.uint64)).tolist()  # numbers tell clients nothing
@@ -368,13 +385,20 @@ class _Grid:
             return server.add_keys(number[node], (pair[:32], pair[32:]))
 
         like = np.zeros(code.dim, word_type(code.bits))
+
+        def masked(node: int, content: RecordDict) -> bool:
+            if isinstance(content.get("reply"), ArrayRecord):
+                return server.add_masked(number[node], vector_in(content, like))
+            server.add_complaint(number[node], bytes_in(content, COMPLAINT))
+            return False
+
         try:
             self._ask({node: told({"number": number[node], "fills-up": node in fill}) for node in order}, keys)
             roster = {one: box + mask for one, (box, mask) in server.roster().items()}
             everybody = dict.fromkeys(roster, roster)
             stage("boxes", everybody, lambda node, got: server.add_boxes(number[node], bytes_in(got, BOX)))
             boxes = server.boxes_for()
-            stage("masked", boxes, lambda node, got: server.add_masked(number[node], vector_in(got, like)))
+            stage("masked", boxes, masked)
             alive, dead = server.survivors()
             if len(alive - {number[node] for node in fill}) < min(strategy.least_replies, len(nodes)):
                 return None
@@ -388,6 +412,8 @@ class _Grid:
         except RoundAbandoned:
             # Shares may still come: with another sum of this round the server could tell the two apart.
             return self._nothing(request) if strategy.opened == request.round_index else None
+        finally:
+            strategy.barred |= {order[one - 1] for one in server.suspects}
 
     def _with_parameters(self, request: CohortRequest, **same: Any) -> Callable[[Mapping[str, Any]], RecordDict]:
         """Contents of messages that have the parameters: for each node what is the same for all, and its own."""
@@ -395,7 +421,8 @@ class _Grid:
         pieces = torch.split(request.params, [shape.numel() for shape in shapes.values()])
         named = {name: piece.reshape(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
         arrays, t = ArrayRecord(named), request.round_index
-        told = {"names": list(shapes), "clip": request.clip, "round": t, "fills-up": False, **same}
+        told = {"names": list(shapes), "clip": request.clip, "round": t, "fills-up": False,
+                "upload": declared(self._strategy.training.upload), **same}  # type: ignore[arg-type]  # fmt: skip
         return lambda own: RecordDict(
             {"arrays": arrays, "config": ConfigRecord({"server-round": t + 1}), TOLD: ConfigRecord({**told, **own})}
         )

@@ -1,6 +1,6 @@
 """Whether a training failed, from what it released and from held-out metrics alone: sentences, or none if it is well.
 
-The rules stand in docs/howto/own_data.md ("If it does not learn"), and docs/results/failing.md shows each at work.
+The rules stand in docs/howto/learning.md, and docs/results/failing.md shows each at work.
 """
 
 from __future__ import annotations

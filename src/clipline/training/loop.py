@@ -165,6 +165,7 @@ class Run:
         self._begun = 0.0
         self._failed_waiting: Exception | None = None
         self._guarantees = GuaranteesAhead(training, self._until)
+        self._waits_for_metrics = any(getattr(callback, "waits_for_metrics", False) for callback in self._callbacks)
         self._reads_guarantee = any(callback.reads_guarantee for callback in self._callbacks)
 
     def __enter__(self) -> Run:
@@ -238,6 +239,8 @@ class Run:
         accounted = bool(metrics) or self._guarantees.includes(state)
         account = self._guarantees.of(state, begin=accounted and self._reads_guarantee)
         self._reports.put(PendingReport(state, release, clip, seconds, metrics, account, accounted))
+        if self._waits_for_metrics:  # nor is the next round begun before callbacks have seen this one
+            self._reports.flush()
         if store is not None:
             store.forget(before=self._reports.oldest(state.round_index))
 
@@ -295,8 +298,8 @@ class Run:
         """What callbacks measure of the state, begun in the background."""
         measuring = [callback.measure for callback in self._callbacks if hasattr(callback, "measure")]
         begun = [future for measure in measuring if (future := measure(self._state, last=last)) is not None]
-        waits = any(getattr(callback, "waits_for_metrics", False) for callback in self._callbacks)
-        if waits or self._training.problem.draws_globally:  # both would draw from torch's global generator
+        # Where training draws from torch's global generator, a metric would draw from it at the same time.
+        if self._waits_for_metrics or self._training.problem.draws_globally:
             wait(begun)
         return begun
 

@@ -23,6 +23,8 @@ SETTINGS, METRICS, LEDGER, CURVES = "settings.toml", "metrics.jsonl", "ledger.js
 MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
 KEY = "resume.key"  # of an unfinished run whose cohorts and noise come from the system
 OLDER = "checkpoint.older.safetensors"  # the one before, for a run whose last is damaged
+GUARANTEES = "guarantees.txt"  # of a federation: for outsiders, and against its server
+PARTICIPATIONS = "unprivate_participations.json"  # of a federation: which nodes were asked, how often
 CARD_KEY = "card"  # of the metadata in the model's file
 _UNREADABLE = (OSError, ValueError, RecursionError)
 
@@ -80,16 +82,25 @@ def read_rounds(path: Path, problems: list[str] | None = None) -> list[dict[str,
     for line in lines:
         try:
             entries = json.loads(line)
-            number = entries["round"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            number = None
-        if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 53:
-            rounds[number] = entries
+        except (ValueError, RecursionError):
+            entries = None
+        if _is_round(entries):
+            rounds[entries["round"]] = entries
         else:
             damaged += 1
     if damaged:
         problems.append(f"{damaged} of {len(lines)} lines of {path.name} are damaged and left out")
     return [rounds[number] for number in sorted(rounds)]
+
+
+def _is_round(entries: Any) -> bool:
+    """Whether it has what every round has, and nothing but numbers that can be drawn."""
+    if not isinstance(entries, dict) or not {"round", "clip", "fraction_within"} <= entries.keys():
+        return False
+    numbers = [one for one in entries.values() if one is not None]
+    if not all(isinstance(one, int | float) and not isinstance(one, bool) and abs(one) < 1e300 for one in numbers):
+        return False
+    return isinstance(entries["round"], int) and 0 <= entries["round"] < 1 << 53
 
 
 def read_card(model: Path) -> dict[str, Any]:

@@ -25,15 +25,18 @@ from ..privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSam
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
+from ..privacy.two_views import TwoGuarantees, account_both
 from ..random.streams import GUESSABLE
 from ..training.durable import damage
 from ..training.run_files import (
     CHECKPOINT,
+    GUARANTEES,
     KEY,
     LEDGER,
     METRICS,
     MODEL,
     OLDER,
+    PARTICIPATIONS,
     SETTINGS,
     RunFiles,
     can_go_on,
@@ -60,6 +63,7 @@ class Verified:
     renyi: float | None  # epsilon by the Renyi accountant alone
     contradictions: tuple[str, ...]  # between files that can be read: then the guarantee is none to rely on
     finished: bool
+    both: TwoGuarantees | None = None  # of a federation: for outsiders, and against its server
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -106,7 +110,11 @@ def verify(path: Path) -> Verified:
             problems.append(f"the model's metadata say {text!r}, which its card does not")
     elif ledger.rounds:
         problems.append("delta or the neighbouring relation is not on record")
-    return Verified(path, files, charged, guarantee, renyi, tuple(problems), finished)
+    both = None
+    if guarantee is not None and (path / GUARANTEES).is_file():
+        both = account_both(guarantee, charged, TwoGuarantees.participations_in(_text(path / GUARANTEES)))
+        problems += _federation(path, both)
+    return Verified(path, files, charged, guarantee, renyi, tuple(problems), finished, both)
 
 
 def _missing(found: Verified) -> Iterator[str]:
@@ -274,6 +282,24 @@ def _card(files: RunFiles, guarantee: Guarantee, finished: bool) -> Iterator[str
         yield f"the model's card says {told.get('text')!r}, and {LEDGER} comes to {str(guarantee)!r}"
 
 
+def _federation(path: Path, both: TwoGuarantees) -> Iterator[str]:
+    """Where a federation's two sentences are not what the ledger comes to, or nodes were asked more often."""
+    if (told := _text(path / GUARANTEES).strip()) != str(both):
+        yield f"{GUARANTEES} says {told!r}, and {LEDGER} comes to {str(both)!r}"
+    try:
+        asked = json.loads(_text(path / PARTICIPATIONS) or "{}").get("asked", {}).values()
+        most = max(asked, default=0)
+    except (ValueError, AttributeError, TypeError):
+        yield f"{PARTICIPATIONS} cannot be read"
+        return
+    if both.server is not None and most > both.participations:
+        yield f"{PARTICIPATIONS} has a node that was asked {most} times, {GUARANTEES} is for {both.participations}"
+
+
+def _text(path: Path) -> str:
+    return _bytes(path).decode("utf-8", errors="replace")
+
+
 def _curve(files: RunFiles, guarantee: Guarantee) -> Iterator[str]:
     """Where metrics.jsonl tells of a greater epsilon than was charged, or of another delta."""
     for name, limit in (("epsilon", guarantee.epsilon), ("delta", guarantee.delta)):
@@ -348,9 +374,12 @@ def _alike(one: object, other: object) -> bool:
 
 
 def seal(path: Path) -> str:
-    """SHA-256 over ledger, settings without the seed, metrics and the model's tensors, in hexadecimal digits."""
+    """SHA-256 over ledger, settings without the seed, metrics and the model's tensors, in hexadecimal digits.
+
+    Of a federation over its two sentences too.
+    """
     whole = hashlib.sha256(b"clipline seal 1\n")
-    for name in (LEDGER, SETTINGS, METRICS):
+    for name in (LEDGER, SETTINGS, METRICS, *((GUARANTEES,) if (path / GUARANTEES).is_file() else ())):
         lines = _bytes(path / name)
         if name == SETTINGS:
             lines = re.sub(rb"(?m)^seed = .*\n", b"", lines)
@@ -380,8 +409,9 @@ def _header(data: bytes) -> tuple[dict[str, Any], dict[str, Any], memoryview]:
     try:
         (length,) = struct.unpack_from("<Q", data)
         tensors = json.loads(data[8 : 8 + length])
-        return tensors.pop("__metadata__", {}), tensors, memoryview(data)[8 + length :]
-    except (struct.error, ValueError, AttributeError, RecursionError):
+        metadata = tensors.pop("__metadata__", {})
+        return metadata if isinstance(metadata, dict) else {}, tensors, memoryview(data)[8 + length :]
+    except (struct.error, ValueError, AttributeError, TypeError, RecursionError):
         return {}, {}, memoryview(data)
 
 

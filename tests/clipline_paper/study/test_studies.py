@@ -5,13 +5,15 @@ import shlex
 from pathlib import Path
 
 import pytest
+from samples import ROOT, load_script
 
 from clipline.study import StudyDirectory
 from clipline.tasks import task_named
 from clipline_paper.cli import _OF_RUNS, _asked, command
-from clipline_paper.study import recompute, results_page
+from clipline_paper.study import recompute
 from clipline_paper.study.recompute import examine, facts_of
 
+results_page = load_script(ROOT / "studies" / "paper_results.py")
 STUDIES = Path(__file__).parents[3] / "studies"
 NAMES = ("paper", "paper_scale")
 

@@ -12,8 +12,8 @@ from clipline import LocalAdam, LocalSGD, Population
 from clipline.engine.core.local_optimisers import LocalOptimiser
 from clipline.engine.core.problem import LocalRun
 from clipline.engine.core.working_model import WorkingModel
-from clipline.engine.gpu.dynamic_batch import traced
 from clipline.engine.gpu.programs.program_cache import fingerprint
+from clipline.engine.gpu.recorded_step import traced
 from clipline.engine.stacked.step import StackStep
 from clipline.engine.stacked.trainer import Stacked
 from clipline.errors import ModuleError

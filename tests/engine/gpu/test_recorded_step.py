@@ -54,7 +54,7 @@ def test_numbers_of_users_that_are_recorded():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_program_that_the_compiler_ties_to_one_number_of_users_is_kept_to_one(monkeypatch):
+def test_a_program_that_the_compiler_ties_to_one_number_of_users_is_kept_to_one(uncompiled, monkeypatch):
     """As library convolutions do: the users are their groups."""
     widths, tied = [], False
 

@@ -6,7 +6,7 @@ Plain twin: torch's own, which runs for a single user.
 Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/stacked/test_vmap_layers.py.
 Buys: weight gradients laid out as the weights are (`stacked_product_weight`), emnist_cr on an H200: 39 ms a round
-before, 30 after (docs/results/performance.md). Without products of our own at all: 23.1 ms, with them 17.1, later.
+before, 30 after (benchmarks/results/README.md). Without products of our own at all: 23.1 ms, with them 17.1, later.
 """
 
 from __future__ import annotations

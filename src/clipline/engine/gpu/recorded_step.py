@@ -1,14 +1,20 @@
 """A step of a stack for a GPU: traced, compiled, and replayed as a CUDA graph.
 
+`traced` makes one FX graph of the step that serves any number of users. `torch.func.vmap` bakes the number of users
+into the graph as constants. Tracing the step for two different numbers shows which constants those are: they differ
+between the two graphs, by an amount per user.
+
 Plain twin: `StackStep` of stacked/step.py, the eager step; `CompiledStep` compiles it, `GraphedStep` captures and
 replays it.
 Switch: `FastParts.compiled_steps`.
-Held equal by: tests/engine/stacked/test_step.py; stacked = single: tests/clipline_paper/tasks/test_stacked_tasks.py.
-Buys: emnist_cr on an H200 in bfloat16: 87.8 ms a round eager, 17.1 compiled and replayed (docs/results/performance.md).
+Held equal by: tests/engine/stacked/test_step.py, tests/engine/gpu/test_traced.py; stacked = single:
+tests/clipline_paper/tasks/test_stacked_tasks.py.
+Buys: emnist_cr on an H200 in bfloat16: 87.8 ms a round eager, 17.1 compiled (benchmarks/results/README.md).
 """
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_map_only
 
 from ...errors import first_line
 from ...federated.local_sgd import Batch
-from ..core.batches import Steps
+from ..core.batches import Steps, select_rows
 from ..core.problem import SlowEngineWarning
-from .dynamic_batch import traced
 from .programs.program_cache import BoundProgram, Programs, UnfinishedStepError
 
 if TYPE_CHECKING:
@@ -34,6 +44,92 @@ _WARM_UP = 2
 _MOST_GRAPHS = 64  # of one recording: if more numbers of users come, they run uncaptured
 _VERSIONS = 2  # compilations: with more, a program is taken to be specialised to one number of users
 _FINE_WIDTHS = 32  # graph widths: multiples of 2 up to 32 users, of 4 up to 64, of 8 up to 128, and so on
+_USERS = (13, 17)  # two numbers of users that are unlikely to be other constants of the graph
+
+
+def traced(step: Callable[..., None], arguments: tuple[Any, ...]) -> GraphModule:
+    """The step as a graph with these arguments, a stack first; the first axis of every tensor counts users.
+
+    It updates the stack in place. Of `arguments` only shapes and types are used: the step is traced on zeros.
+    """
+    programs = [_trace(step, arguments, users) for users in _USERS]
+    graph = programs[0].graph
+    pairs = list(zip(graph.nodes, programs[1].graph.nodes, strict=True))
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    with graph.inserting_after(inputs[-1]):
+        users = graph.call_function(torch.ops.aten.sym_size.int, (inputs[0], 0))
+    for node, other in pairs:
+        if node.op != other.op or node.target != other.target:
+            raise ValueError(f"the step takes another course for another number of users ({node.format_node()})")
+        if node.op == "get_attr" and not _same(*(getattr(one, str(node.target), None) for one in programs)):
+            raise ValueError(f"the step makes another tensor when it is traced again ({node.format_node()})")
+        if node.op == "call_function":
+            node.args = _generalise(node.args, other.args, node, users)
+            node.kwargs = _generalise(node.kwargs, other.kwargs, node, users)
+    graph.lint()
+    programs[0].recompile()
+    return programs[0]
+
+
+def _trace(step: Callable[..., None], arguments: tuple[Any, ...], users: int) -> GraphModule:
+    """The step of so many users, run once on zeros; without computing anything where these take too much memory.
+
+    Running it is the safer way: a model may look at a number, as long as that does not depend on its inputs.
+    """
+
+    def flat_step(*arguments: Any) -> None:
+        with torch.enable_grad():
+            step(*arguments)
+
+    def zeros_like(tensor: Tensor) -> Tensor:
+        return torch.zeros(users, *tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
+
+    zeros = tree_map_only(Tensor, zeros_like, arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):  # else one for each operation
+                program: GraphModule = make_fx(flat_step)(*zeros)
+        except torch.OutOfMemoryError:  # a block of a large model has fewer users than are traced
+            program = make_fx(flat_step, tracing_mode="fake", _allow_non_fake_inputs=True)(*zeros)
+    return program
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two constants are equal, as far as torch's own classes go."""
+    if one is other or not {type(one), type(other)} <= {Tensor, torch.nn.Parameter}:
+        return True
+    if not one.layout == other.layout == torch.strided:
+        return bool(one.layout == other.layout)
+    if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
+        return False
+    if one.data_ptr() == other.data_ptr():
+        return True
+    return torch.equal(one, other) or bool(torch.isclose(one, other, rtol=0, atol=0, equal_nan=True).all())
+
+
+def _generalise(ours: Any, theirs: Any, node: Node, users: Node) -> Any:
+    """The first graph's arguments; where the second's differ, as an expression in the number of users."""
+    if isinstance(ours, Node):
+        return ours
+    if isinstance(ours, list | tuple):
+        return type(ours)(_generalise(one, other, node, users) for one, other in zip(ours, theirs, strict=True))
+    if isinstance(ours, dict):
+        return {key: _generalise(value, theirs[key], node, users) for key, value in ours.items()}
+    if ours == theirs or ours is theirs or (ours != ours and theirs != theirs):
+        return ours
+    if not isinstance(ours, int) or not isinstance(theirs, int):
+        raise ValueError(f"{node.format_node()} depends on the number of users")
+    small, large = _USERS
+    each, rest = divmod(theirs - ours, large - small)
+    fixed = ours - each * small
+    if (
+        rest or abs(fixed) > 1
+    ):  # only users * k, or that plus or minus 1: two points alone cannot tell a line from a square
+        raise ValueError(f"{node.format_node()} does not grow evenly with the number of users")
+    with node.graph.inserting_before(node):
+        size = node.graph.call_function(operator.mul, (users, each)) if each != 1 else users
+        return node.graph.call_function(operator.add, (size, fixed)) if fixed else size
 
 
 class CompiledStep:
@@ -64,7 +160,7 @@ class CompiledStep:
         if self._program is None:
             return True
         program = self._program.program
-        return program.any_number and program.versions <= _VERSIONS
+        return program.any_number and len(program.made) <= _VERSIONS
 
     def prepare(self, arguments: Arguments) -> None:
         """Trace and compile, or load what was compiled before; `arguments` are for as many users as come usually."""
@@ -203,9 +299,9 @@ class GraphedStep:
     def _arguments(self, users: int) -> Arguments:
         """The arguments of the next step of the first `users` users, as views of the buffers."""
         random_keys, counts = (
-            _select_step(field, self.step_index)[:users] for field in (self.random_keys, self.counts)
+            select_rows(field, self.step_index)[0][:users] for field in (self.random_keys, self.counts)
         )
-        batch = {name: _select_step(field, self.step_index)[:users] for name, field in self.examples.items()}
+        batch = {name: select_rows(field, self.step_index)[0][:users] for name, field in self.examples.items()}
         kept = self._slots < counts.unsqueeze(1)
         return [piece[:users] for piece in self.stack], random_keys, batch, kept, self.rates[:users]
 
@@ -216,13 +312,6 @@ def graph_width(users: int) -> int:
     while users > grain * _FINE_WIDTHS // 2:
         grain *= 2
     return max(2, -(-users // grain) * grain)
-
-
-def _select_step(field: Tensor, step_index: Tensor) -> Tensor:
-    """field[step_index], which is on the device; also for uint16, which torch cannot index."""
-    if field.dtype == torch.uint16:
-        return field.view(torch.int16).index_select(0, step_index)[0].view(torch.uint16)
-    return field.index_select(0, step_index)[0]
 
 
 def _copy(source: Tensor, target: Tensor) -> None:

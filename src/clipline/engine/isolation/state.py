@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import is_
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,20 +48,6 @@ _STRUCTURE = ("_parameters", "_buffers", "_modules")  # the dictionaries of a mo
 _LIBRARIES = ("clipline", "torch", "numpy", "triton")
 _PYTHON = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _callers: set[str] = set()  # installed packages that a loss came from
-
-
-class Snapshot(Protocol):
-    """A piece of mutable state, as it was when this was made."""
-
-    label: str
-
-    def same(self) -> bool:
-        """Whether nothing has changed."""
-        ...
-
-    def restore(self) -> None:
-        """Make it what it was."""
-        ...
 
 
 class Container:
@@ -170,6 +156,9 @@ class ClassAttributes:
         for name, entry in self.before.items():
             if now.get(name, MISSING) is not entry:
                 setattr(self.cls, name, entry)
+
+
+Snapshot = Container | ClosureCell | Global | ClassAttributes
 
 
 def contents(cell: types.CellType) -> Any:
@@ -466,7 +455,7 @@ class Constant:
             return False
         if self.lost:
             return _address(now) == _address(self._data) and [*map(checksum, _pieces(now))] == self.before
-        return all(torch.equal(_bits(one), _bits(kept)) for one, kept in zip(_pieces(now), self.before, strict=True))
+        return all(torch.equal(bits(one), bits(kept)) for one, kept in zip(_pieces(now), self.before, strict=True))
 
     def restore(self) -> None:
         """Make it what it was; what is shared, in the caller's memory."""
@@ -531,12 +520,12 @@ def checksum(values: Tensor) -> int:
 
     The mixing is not linear. In a plain weighted sum, changes of two numbers' highest bits would cancel.
     """
-    bits = _bits(values)
-    chunk = _CHUNK if bits.device.type == "cpu" else _CHUNK_ON_DEVICE
-    total = torch.full((), len(bits), dtype=torch.int64, device=bits.device)
-    places = torch.arange(1, chunk // 4, 2, device=bits.device) * _ODD
-    for start in range(0, len(bits), chunk):
-        words = torch.nn.functional.pad(bits[start : start + chunk], (0, -len(bits[start : start + chunk]) % 8))
+    whole = bits(values)
+    chunk = _CHUNK if whole.device.type == "cpu" else _CHUNK_ON_DEVICE
+    total = torch.full((), len(whole), dtype=torch.int64, device=whole.device)
+    places = torch.arange(1, chunk // 4, 2, device=whole.device) * _ODD
+    for start in range(0, len(whole), chunk):
+        words = torch.nn.functional.pad(whole[start : start + chunk], (0, -len(whole[start : start + chunk]) % 8))
         words = words.clone().view(torch.int64) if words.storage_offset() % 8 else words.view(torch.int64)
         mixed = torch.add(places[: len(words)], words, alpha=_ODDS[0])
         halves = mixed.view(torch.int32).view(-1, 2)
@@ -554,6 +543,6 @@ def _digest(values: NDArray[Any]) -> bytes:
     return hashlib.blake2b(flat).digest()
 
 
-def _bits(values: Tensor) -> Tensor:
+def bits(values: Tensor) -> Tensor:
     """The values as bytes, so that NaN equals itself and 0 differs from -0."""
     return values.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...errors import CliplineError, ModuleError
 from ...federated.local_sgd import Batch, per_example
+from ..core.batches import select_rows
 from ..core.problem import Problem
 from ..core.row_fields import RowUsage, TouchedRows, starting_params
 from ..gpu.compile_gain import CountWork, StepWork
@@ -147,7 +148,7 @@ def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[b
     batches = [{name: field[:half] for name, field in examples.items()}]
     padded = torch.arange(count, device=problem.device)
     padded[half:] = count - 1  # with an example of another batch, as the user's first may be
-    batches.append({name: problem.examples.select_rows(field, padded) for name, field in examples.items()})
+    batches.append({name: select_rows(field, padded) for name, field in examples.items()})
     problem.model.module.train()
     # A frozen base in bfloat16 rounds otherwise for another number of rows: by up to 2^-8 a product.
     narrow = any(p.is_floating_point() and p.element_size() < 4 for p in problem.model.module.parameters())

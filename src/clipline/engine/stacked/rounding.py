@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ...errors import CliplineError
 from ...federated.local_sgd import Batch
+from ..core.batches import select_rows
 from ..core.problem import Problem
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import users_own
@@ -77,8 +78,7 @@ sigmoid_backward silu silu_backward smooth_l1_loss smooth_l1_loss_backward softp
 var_mean
 """
 _OWN = {f"clipline.{name}" for name in (
-    "stacked_product", "stacked_product_weight", "stacked_gru", "stacked_gru_backward", "stacked_lstm",
-    "stacked_lstm_backward",
+    "stacked_product", "stacked_product_weight", "stacked_lstm", "stacked_lstm_backward",
 )}  # fmt: skip
 _OWN_IN_WHOLE_REGISTERS = {"clipline.token_losses", "clipline.token_losses_grad"}
 IN_FEW = frozenset(f"aten.{name}" for name in _IN_FEW.split()) | _OWN
@@ -189,7 +189,7 @@ class _Trial:
             return True
         everybody = torch.arange(count)
         for who in (everybody, everybody.roll(grain // 2 + 1), everybody[:grain], everybody[-2 * grain :].flip(0)):
-            found = self._moved(tree_map(partial(_chosen, who), users))
+            found = self._moved(tree_map(partial(select_rows, rows=who), users))
             if found is None or not all(map(torch.equal, found, (one[who] for one in whole))):
                 return False
         for factor in _FACTORS:
@@ -226,10 +226,6 @@ class _Trial:
             finally:
                 problem.isolation.after_stack()
         return [piece.nan_to_num(7.0) for piece in own[0]]
-
-
-def _chosen(who: Tensor, values: Tensor) -> Tensor:
-    return values.view(torch.int16)[who].view(torch.uint16) if values.dtype == torch.uint16 else values[who]
 
 
 def _others(factor: float, values: Tensor) -> Tensor:

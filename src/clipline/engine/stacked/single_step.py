@@ -40,6 +40,7 @@ from ...errors import ModuleError
 from ...federated.backend import CohortRequest
 from ...federated.local_sgd import Batch, LocalSGD, LocalTraining, Loss, per_example, takes_reference
 from ...federated.sampling import Cohort
+from ..core.batches import select_rows
 from ..core.one_by_one import OneByOne
 from ..core.problem import Problem
 from ..core.updates import Dense, FactoredUpdates, Piece, Rows, Updates
@@ -49,6 +50,7 @@ from ..core.working_model import LossOf, WorkingModel
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import users_own
 from ..isolation.made_up_data import parameters_to_try
+from ..isolation.state import bits
 from .probe import (
     NEIGHBOURS,
     CannotStack,
@@ -339,7 +341,7 @@ class SharedStep:
             found = torch.autograd.grad(losses, leaves, torch.full_like(losses, -lr), allow_unused=True)
         finally:
             self._notes.open = False
-        if not torch.equal(_bits(copied), _bits(params)):
+        if not torch.equal(bits(copied), bits(params)):
             raise ModuleError(
                 "the model writes into a parameter that all users share, or its loss does: compute from it without "
                 "writing, or use FastParts(single_step=False)"
@@ -394,11 +396,6 @@ class SharedStep:
         if inputs.shape[1] == 1:  # one outer product each
             return FactoredUpdates(start, inputs[:, 0], outputs[:, 0])
         return Dense(start, outer_products(outputs, inputs))
-
-
-def _bits(values: Tensor) -> Tensor:
-    """The same memory as whole numbers, among which there is no NaN that differs from itself."""
-    return values.view(torch.int32 if values.dtype == torch.float32 else torch.int64)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
@@ -646,7 +643,7 @@ class _Trial:
         """
         problem, keys = self._problem, self._keys(of)
         order = torch.arange(of, device=problem.device) if users is None else users
-        examples = {name: problem.examples.select_rows(field, order) for name, field in self._made_up(of).items()}
+        examples = {name: select_rows(field, order) for name, field in self._made_up(of).items()}
         examples = other_last_batch(examples, factor)
         problem.model.module.train()
         with (

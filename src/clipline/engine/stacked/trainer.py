@@ -19,7 +19,7 @@ from ...errors import CliplineError, ModuleError, first_line
 from ...federated.backend import CohortRequest
 from ...federated.local_sgd import Batch
 from ...random.streams import keys_of
-from ..core.batches import Steps, padded_width, plan_steps
+from ..core.batches import Steps, padded_width, plan_steps, select_rows
 from ..core.one_by_one import OneByOne
 from ..core.problem import Problem, SlowEngineWarning
 from ..core.row_fields import RowUsage, TouchedRows, build_updates, starting_params
@@ -69,7 +69,10 @@ class Block:
             self.owners[chosen],
             self.places[chosen],
             Steps(self.steps.rows[chosen, :longest], counts[:, :longest], self.steps.widths[chosen]),
-            {name: _picked(field, index)[:, :longest] for name, field in self.examples.items()},
+            {
+                name: (select_rows(one, index) if isinstance(index, Tensor) else one[index])[:, :longest]
+                for name, one in self.examples.items()
+            },
             {name: one.padded_to(rooms[name]) if rooms else one for name, one in rows.items()},
             self.random_keys[index, :longest],
             self.counts[index, :longest],
@@ -426,10 +429,3 @@ class Stacked:
         fitting = int(_FREE_SHARE * torch.cuda.mem_get_info(problem.device)[0] / bytes_a_user)
         expected = cohort_size + (math.ceil(4 * math.sqrt(cohort_size)) if varying else 0)
         return max(1, min(fitting, expected, _MAX_BLOCK))
-
-
-def _picked(field: Tensor, index: Tensor | slice) -> Tensor:
-    """field[index], also for uint16, which torch cannot index."""
-    if field.dtype == torch.uint16 and isinstance(index, Tensor):
-        return field.view(torch.int16)[index].view(torch.uint16)
-    return field[index]

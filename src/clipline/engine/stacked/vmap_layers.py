@@ -32,7 +32,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..core.user_random import UserRandom
 from ..core.vmap_axis import in_vmap, is_batched, product
 from ..gpu.kernels import convolution
-from ..gpu.kernels import gru as gru_ops
 from ..gpu.kernels import lstm as lstm_ops
 
 _PREFIX = "clipline_"  # of these forms of attention in transformers' registry
@@ -204,10 +203,7 @@ class _Recurrent:
     def _layer(
         self, values: Tensor, weight_ih: Tensor, weight_hh: Tensor, biases: Sequence[Tensor], start: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One layer, (time, batch, inputs) -> (time, batch, hidden), and the last states (batch, hidden).
-
-        From zeros as one operation, from a given `start` step by step.
-        """
+        """One layer, (time, batch, inputs) -> (time, batch, hidden), and the last states (batch, hidden)."""
         raise NotImplementedError
 
     def _check_stackable(self, inputs: Any) -> None:
@@ -230,15 +226,6 @@ def _products(values: Tensor, weight: Tensor, *biases: Tensor) -> Tensor:
     return out
 
 
-def _for_users(stacked: Callable[..., Any], one_user: Callable[..., Any], *arguments: Tensor) -> Tensor:
-    """The recurrence of a stack under vmap, or of one user on the same code."""
-    if is_batched(*arguments[:2]):
-        outputs: Tensor = stacked(*arguments)
-        return outputs
-    outputs = one_user(*(tensor.unsqueeze(0) for tensor in arguments))[0]
-    return outputs.squeeze(0)
-
-
 class LSTM(_Recurrent, nn.LSTM):
     """`nn.LSTM`; in a stack, one operation for all users a layer, which does not give out the last cell.
 
@@ -258,7 +245,11 @@ class LSTM(_Recurrent, nn.LSTM):
         gate_inputs = _products(values, weight_ih, *biases)
         if not start:
             active = torch.ones_like(gate_inputs[..., 0], dtype=torch.bool)
-            out = _for_users(lstm_ops.lstm, lstm_ops.stacked_lstm, gate_inputs, weight_hh, active)
+            given = gate_inputs, weight_hh, active
+            if is_batched(gate_inputs, weight_hh):
+                out = lstm_ops.lstm(*given)
+            else:  # one user, by the code of a stack
+                out = lstm_ops.stacked_lstm(*(tensor.unsqueeze(0) for tensor in given))[0].squeeze(0)
             return out, (out[-1],)
         (state, cell), outputs = start, []
         for inputs in gate_inputs.unbind(0):
@@ -270,7 +261,7 @@ class LSTM(_Recurrent, nn.LSTM):
 
 
 class GRU(_Recurrent, nn.GRU):
-    """`nn.GRU`; in a stack, one operation for all users a layer, or step by step from a state that is given."""
+    """`nn.GRU`; in a stack, step by step."""
 
     def forward(self, inputs: Any, hx: Any = None) -> Any:
         """As `nn.GRU`; in a stack for one direction."""
@@ -283,11 +274,7 @@ class GRU(_Recurrent, nn.GRU):
         self, values: Tensor, weight_ih: Tensor, weight_hh: Tensor, biases: Sequence[Tensor], start: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         gate_inputs = _products(values, weight_ih, *biases[:1])
-        if not start:
-            bias = biases[1] if biases else torch.zeros_like(weight_hh[:, 0])
-            out = _for_users(gru_ops.gru, gru_ops.stacked_gru, gate_inputs, weight_hh, bias)
-            return out, (out[-1],)
-        (state,), outputs = start, []
+        (state,), outputs = start or (torch.zeros_like(gate_inputs[0, :, : weight_hh.shape[1]]),), []
         for inputs in gate_inputs.unbind(0):
             of_inputs, of_state = inputs.chunk(3, dim=-1), _products(state, weight_hh, *biases[1:]).chunk(3, dim=-1)
             reset, update = ((a + b).sigmoid() for a, b in zip(of_inputs[:2], of_state[:2], strict=True))

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clipline.engine.gpu.dynamic_batch import traced
 from clipline.engine.gpu.kernels import convolution
+from clipline.engine.gpu.recorded_step import traced
 
 DOUBLE = torch.float64
 USERS = 3

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from clipline.engine.gpu.programs.graph_cleanup import Inseparable, clean_graph, memory
+from clipline.engine.gpu.programs.repeats import Inseparable, clean_graph, memory
 
 aten = torch.ops.aten
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from clipline.engine.gpu.dynamic_batch import traced
 from clipline.engine.gpu.programs import inductor, program_cache, repeats
 from clipline.engine.gpu.programs.program_cache import Programs
 from clipline.engine.gpu.programs.program_files import ProgramCacheWarning
+from clipline.engine.gpu.recorded_step import traced
 
 SCRIPT = """
 import json, sys
@@ -167,21 +167,6 @@ def test_parts_that_repeat_are_compiled_once_and_stored_as_one_program(folder, m
         assert (programs.counts.compiled, programs.counts.loaded) == (compiled, loaded)
         assert len(list(folder.iterdir())) == 1
     assert 2 <= len(compilations) <= 4  # layers, steps, perhaps what lies between: not all twenty
-
-
-def test_where_the_compiler_cannot_be_called_directly_torch_compile_is_and_nothing_is_stored(folder, monkeypatch):
-    def fails(*given):
-        raise AttributeError("module 'torch._inductor' has no attribute 'standalone_compile'")
-
-    marked = []
-    monkeypatch.setattr(inductor, "_compiled", fails)
-    monkeypatch.setattr(torch, "compile", lambda graph, backend: graph)
-    monkeypatch.setattr(torch._dynamo, "maybe_mark_dynamic", lambda tensor, axis: marked.append(tuple(tensor.shape)))
-    programs, results = taken(2.0)
-    assert results == [written(step(2.0), users) for users in (3, 7)]
-    assert marked == [(3, 4), (3,), (7, 4), (7,)]  # the constant is none of them
-    assert programs.counts.compiled == 1
-    assert not folder.exists()
 
 
 def broken(condition, stored):

@@ -6,7 +6,7 @@ convolution kernel never writes its patches to memory.
 Plain twin: `patches` times a matrix (the body of `conv`, and `convolved` off the GPU), and `F.max_pool2d` for pooling.
 Switch: `FastParts.kernels`.
 Held equal by: tests/engine/gpu/kernels/test_convolution.py (needs a GPU).
-Buys: pooling as one operation, emnist_cr on an H200: 30 ms a round before, 22 after (docs/results/performance.md).
+Buys: pooling as one operation, emnist_cr on an H200: 30 ms a round before, 22 after (benchmarks/results/README.md).
 Both together: 35.0 ms without, 17.1 with, on the code of today.
 """
 

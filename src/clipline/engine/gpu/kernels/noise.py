@@ -9,7 +9,7 @@ Plain twin: `NoiseNow` of federated/draws.py for a seed, `plain_numbers` for any
 Switch: `FastParts.device_noise`.
 Held equal by: tests/engine/gpu/kernels/test_noise.py (the kernels need a GPU, or Triton's interpreter), and once in
 every process that uses a GPU, before the first round.
-Buys: so_lr on an H200: 13.0 ms a round without, 6.5 with; from the system 156 and 8.1 (docs/results/performance.md).
+Buys: so_lr on an H200: 13.0 ms a round without, 6.5 with; from the system 156 and 8.1 (benchmarks/results/README.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import secrets
 import warnings
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -41,18 +40,6 @@ _PARTS_AT_ONCE = 64  # parts whose words are in memory together: 132 MiB
 _UNITS_OFF = 2  # how far numbers of the tail may differ, in units in the last place
 
 
-class WordGenerator(Protocol):
-    """A generator of 64-bit words, defined by its key: word i of part p is always the same."""
-
-    def words(self, part: int, count: int) -> NDArray[np.uint64]:
-        """The first words of a part, on a core."""
-        ...
-
-    def fill(self, words: Tensor, first_part: int) -> None:
-        """Fill words (parts, width) int64 on a GPU, beginning with this part; width is a multiple of 8."""
-        ...
-
-
 @dataclass(frozen=True)
 class Philox:
     """Philox-4x64-10 (Salmon et al., 2011) as NumPy's: part p is jumped ahead p times. Fast, not cryptographic."""
@@ -65,7 +52,7 @@ class Philox:
         return np.asarray(bits.random_raw(count), np.uint64)
 
     def fill(self, words: Tensor, first_part: int) -> None:
-        """The same on a GPU."""
+        """Fill words (parts, width) int64 on a GPU, beginning with this part; width is a multiple of 8."""
         noise_triton.philox_words(words, self.key, first_part)
 
 
@@ -83,6 +70,9 @@ class ChaCha20:
     def fill(self, words: Tensor, first_part: int) -> None:
         """The same on a GPU."""
         noise_triton.chacha20_words(words, tuple(np.frombuffer(self.key, "<u4").tolist()), first_part)
+
+
+WordGenerator = Philox | ChaCha20  # of 64-bit words, defined by its key: word i of part p is always the same
 
 
 def chacha20_blocks(key: bytes, counters: NDArray[np.uint32], nonce: tuple[int, int, int]) -> NDArray[np.uint32]:
