@@ -53,6 +53,7 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks" / "results" / "reliability.json"
 PAGE = ROOT / "docs" / "results" / "reliability.md"
 ROUNDS = 40
+ADDED_UP = ("kills", "cuts", "corruptions")
 
 
 def training(noise: str, rounds: int = ROUNDS) -> cl.Training:
@@ -226,6 +227,8 @@ def kills(count: int, seed: int, folder: Path) -> dict[str, Any]:
                 continue
             if ends:
                 found["ended"] += 1
+                once = charged(path) == ROUNDS
+                found["ended, every round charged once" if once else "ended, some rounds charged again"] += 1
                 if wanted[noise] is not None:
                     found["ended equal to the bit" if ends[-1] == wanted[noise] else "ended otherwise"] += 1
                 break
@@ -477,10 +480,15 @@ print("SPENT", spent, calls, time.perf_counter() - begun)
 
 
 def keep(part: str, value: Any) -> None:
-    """Add a part to the file."""
+    """Add a part to the file. Counts of kills, cuts and corruptions add up over calls with other seeds."""
     whole = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
     commit = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
-    whole[part] = {"found": value, "date": datetime.now(UTC).date().isoformat(), "commit": commit.strip()}
+    commits = {commit.strip()}
+    if part in ADDED_UP and part in whole:
+        value = dict(Counter(whole[part]["found"]) + Counter(value))
+        commits |= set(whole[part]["commit"].split(", "))
+    date = datetime.now(UTC).date().isoformat()
+    whole[part] = {"found": value, "date": date, "commit": ", ".join(sorted(commits))}
     KEPT.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(whole[part], indent=1))
 

@@ -259,6 +259,12 @@ def _how_far(groups: Sequence[Group]) -> list[str]:
             "**Other data.** No task was trained on the paper's data. Each section names the substitute, which is what "
             "a verdict is about."
         )
+    never = [task for task in PAPER_COMPARISON if task not in {group.task for group in groups if group.scale == _PAPER}]
+    if never:
+        said.append(
+            f"**Not at the paper's scale.** {', '.join(never)}: no run has the paper's rounds and users a round, which "
+            "take a GPU. Nothing here says what these tasks do at that scale."
+        )
     if short:
         all_of_them = len(by_hand) == len(short) > 1
         of_these = f"All {len(short)} of these" if all_of_them else f"{len(by_hand)} of these {len(short)}"
