@@ -20,7 +20,7 @@ from packaging.utils import parse_sdist_filename as parse_sdist
 INDEX = "https://pypi.org/simple"
 HEAD = """\
 # Made from constraints.txt by .ci/hashes.py: what pip installs is then, to the last bit, what was tested.
-# pip install --require-hashes -r constraints-hashes.txt, and then pip install --no-deps .
+# pip install --no-deps --require-hashes -r constraints-hashes.txt, and then pip install --no-deps .
 """
 
 
