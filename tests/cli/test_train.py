@@ -93,6 +93,7 @@ def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
 def test_a_training_that_fails_says_so_before_and_after_and_on_its_report(clipline, tmp_path):
     code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.3", "--seed", 2**61, "--out", "r")
     assert code == 0, err
+    assert re.search(r"^server rate 1 may have to be lower: .* The noise here is 0\.7\d clips\.$", err, re.MULTILINE)
     # 5,994 parameters: 0.3 / 30 * sqrt(5994) = 0.774 clips, and a little more for the count
     assert re.search(
         r"^can it train\?  feasible: the noise is 0\.7\d times the longest possible mean", err, re.MULTILINE

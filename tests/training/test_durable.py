@@ -333,8 +333,8 @@ def test_rounds_that_were_charged_ahead_and_never_came_are_taken_back_when_a_run
             seen.append(len((tmp_path / "r" / LEDGER).read_text().splitlines()) - state.round_index)
 
     with pytest.raises(Gone):
-        training(rounds=400).run([RunDirectory(tmp_path / "r"), Look(), Crashing(13)])
-    assert seen == [7, 6, 5, 4, 3, 2, 1, 0, 7, 6, 5, 4, 3]  # 400 / 50 = 8 with one sync
+        training(rounds=160).run([RunDirectory(tmp_path / "r"), Look(), Crashing(13)])
+    assert seen == [7, 6, 5, 4, 3, 2, 1, 0, 7, 6, 5, 4, 3]  # 160 / 20 = 8 with one sync
     assert Ledger.read(tmp_path / "r" / LEDGER).rounds == 13
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..console import QUIET_SECONDS, Bar, clock, tell
 from ..federated.round import TrainState
-from ..privacy.feasibility import Verdict, verdict, verdict_text
+from ..privacy.feasibility import Verdict, rate_warning, verdict, verdict_text
 from .callbacks import Callback
 from .result import Metrics, RoundReport
 
@@ -46,6 +46,8 @@ class Progress(Callback):
         self._rounds, self._first = training.rounds, state.round_index
         if verdict(ratio := training.noise_norm) in (Verdict.FEASIBLE, Verdict.DOUBTFUL):  # of worse a warning tells
             tell(f"can it train?  {verdict_text(ratio)}")
+            if (said := rate_warning(ratio, training.sgd_lr)) is not None:
+                tell(said)
         self._begun = time.perf_counter()
         self._waits_since: float | None = None
         self._metrics, self._spent = {}, None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Rounds of a small model take milliseconds, and a sync would be some percent of one: these are charged ahead. How many
 # follows from the settings alone, never from a clock, as times tell of users.
-_AHEAD, _SHARE = 8, 50  # so many rounds at most, and no more than this part of the run
+_AHEAD, _SHARE = 64, 20  # so many rounds at most, and no more than this part of the run
 _SHORT = 1 << 21  # users of a round times parameters, below which a round may be that short
 
 
@@ -41,8 +41,9 @@ class RunDirectory(Callback):
 
     A round's line of the ledger is on disk before anything else of it is written, shown or measured: a power cut
     forgets no release. So `Training.run` calls a run directory before other callbacks. Small models, whose rounds are
-    short, are charged up to 8 rounds ahead with one sync. Lines of rounds that never came are taken out when the run
-    ends; after a kill they stay. What cannot be synced ends the run with a `RunError`.
+    short, are charged ahead with one sync: 64 rounds or a twentieth of the run, whichever is less. Lines of rounds that
+    never came are taken out when the run ends; after a kill they stay. What cannot be synced ends the run with a
+    `RunError`.
 
     Files hold released numbers only, but for what `unprivate_timing` adds and what a checkpoint needs until the run has
     finished. The folder is locked while the run is at work. Of an unfinished folder and its copy resume one only.

@@ -251,6 +251,7 @@ class Training:
         if bands > 1:
             mechanism = BandedMechanism(cohort_size, self.noise_multiplier, mechanism.count_stddev, bands, rounds)
         mechanism.delta_stddev(clip.init().clip)  # refuses a clip that no noise can be made for
+        self.sgd_lr = server.lr if isinstance(server, ServerSGD) else None  # a rate to be warned of
         stepping = scheduled(server, rounds)
         stepping = AveragedServer(stepping) if self.average else stepping
         self.algorithm = Algorithm(sampler, mechanism, stepping, clip)
