@@ -21,7 +21,7 @@ INDEX = "https://pypi.org/simple"
 HEAD = """\
 # Made from constraints.txt by .ci/hashes.py and the wheel of torch for CPUs that tests run with:
 # what pip installs is then, to the last bit, what was tested. Linux on x86-64, and Python 3.11 for that build.
-# pip install --no-deps --require-hashes -r constraints-hashes.txt, and then pip install --no-deps --no-build-isolation .
+# Install with --no-deps --require-hashes -r constraints-hashes.txt, then with --no-deps --no-build-isolation .
 """
 
 
