@@ -41,7 +41,7 @@ def test_the_two_sentences_say_whom_they_are_about():
     outside, server = str(both).splitlines()
     assert outside.startswith("For outsiders, who do not know the cohorts: (epsilon ")
     assert "Poisson sampling, 30 rounds" in outside
-    assert server.startswith("Against the server, for a user who is asked in at most 3 rounds: (epsilon ")
+    assert server.startswith("Against the server, for a user who takes part in at most 3 rounds: (epsilon ")
     assert "no sampling, 3 rounds" in server
     assert TwoGuarantees.participations_in(str(both)) == 3
     assert "errors of users are shown" in str(account_both(replace(OUTSIDERS, shows_errors=True), LEDGER, 1).server)

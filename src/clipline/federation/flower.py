@@ -131,7 +131,7 @@ class AdaptiveClippingStrategy:
         self.abandoned = 0
         self.sums = 0  # how often a cohort was asked, for rounds and for attempts that came to nothing
         self.barred: set[int] = set()  # nodes whose shares or boxes have kept a secure sum from coming out
-        self.opened = -1  # the round whose exact sum the server may have; only where it adds the noise
+        self.opened = -1  # the last round whose exact sum the server may have; only where it adds the noise
         self._check_replies()
         if isinstance(mechanism, DiscreteMechanism) and mechanism.shares is not None:
             sampler: Any = training.algorithm.sampler
@@ -156,6 +156,7 @@ class AdaptiveClippingStrategy:
         online = _OnlineNodes(sampler, lambda: self._online(grid))
         federated.problem, federated.algorithm = problem, replace(self.training.algorithm, sampler=online)
         federated.backend = _Grid(self, grid, folder.path)
+        federated.replays = False  # nodes that are asked again reply otherwise
         callbacks = [*callbacks, _OnDisk(self, folder)]
         return federated.resume(folder.path, callbacks) if resumes else federated.run(callbacks)
 
@@ -189,11 +190,11 @@ class AdaptiveClippingStrategy:
         least = self.least_replies if least is None else least
         if nodes < least or not self.secure or self.noise_by_clients:
             return nodes >= least
-        from scipy.stats import binom
+        from scipy.special import bdtr
 
         sampler: Any = self.training.algorithm.sampler
-        drawn = binom(nodes, sampler.sampling.rate)
-        too_small = self.training.rounds * float(drawn.cdf(least - 1) - drawn.pmf(0))
+        rate = sampler.sampling.rate
+        too_small = self.training.rounds * float(bdtr(least - 1, nodes, rate) - (1 - rate) ** nodes)
         # A run that stops there differs from one that goes on by this chance, whoever is in the data.
         return too_small * (1 + math.exp(min(self.training.planned.epsilon, 700))) <= _TOO_SMALL * self.training.delta
 
@@ -301,7 +302,7 @@ class _Grid:
 
     def _sum(self, request: CohortRequest) -> ClippedSum:
         strategy = self._strategy
-        if strategy.opened == request.round_index:  # before this process was started again
+        if request.round_index <= strategy.opened:  # before this process was started again
             return self._nothing(request)
         for _ in range(strategy.attempts):
             names = {str(node): node for node in request.cohort.users.view(np.uint64).tolist()}

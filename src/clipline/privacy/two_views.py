@@ -90,13 +90,13 @@ class TwoGuarantees:
         if self.server is None:
             return "Against the server: no promise of differential privacy, since it adds the noise itself."
         rounds = f"{self.participations} round{'' if self.participations == 1 else 's'}"
-        return f"Against the server, for a user who is asked in at most {rounds}: {self.server}."
+        return f"Against the server, for a user who takes part in at most {rounds}: {self.server}."
 
     @staticmethod
     def participations_in(text: str) -> int:
         """That of the guarantees which were written down as this text."""
         found = re.search(
-            r"^Against the server, for a user who is asked in at most (\d{1,9}) rounds?:", text, re.MULTILINE
+            r"^Against the server, for a user who takes part in at most (\d{1,9}) rounds?:", text, re.MULTILINE
         )
         return int(found[1]) if found else 0
 

@@ -163,10 +163,10 @@ class OneByOne:
         return {name: piece[0] for name, piece in own.items()}
 
     def _train_by_rows(self, key: int, steps: UserSteps) -> Updates:
-        """One user's update, of the rows alone that the user touches; NaN if training fails."""
+        """One user's update, of the rows alone that the user touches; if training fails, NaN, which adds nothing."""
         made: list[Updates] = []
         trained = self._train_isolated(key, lambda: made.append(train_rows(self.problem, steps)))
-        return made[0] if trained else failed_rows(self.problem, steps.params)
+        return made[0] if trained else Updates([Dense(0, torch.full_like(steps.params, math.nan).unsqueeze(0))])
 
     def _run_trials(self) -> Callable[[int], Batch]:
         """Train a synthetic user, to find mistakes that every user would run into. Gives a source of such examples."""
@@ -292,15 +292,6 @@ def train_rows(problem: Problem, steps: UserSteps) -> Updates:
     if of_user and bool(updates.norms().isfinite().all()):  # an update that is not finite counts as failed
         steps.personal.copy_(torch.cat([moving[name].detach().reshape(-1) for name in of_user]))
     return updates
-
-
-def failed_rows(problem: Problem, params: Tensor) -> Updates:
-    """An update of NaN, which adds nothing and is not within the clip."""
-    shapes = problem.model.named_shapes
-    row = torch.zeros(1, 1, dtype=torch.int64, device=params.device)
-    rows = {name: TouchedRows(row, row > 0) for name in problem.row_fields}
-    first = starting_params(params.unsqueeze(0), shapes, rows)
-    return build_updates([torch.full_like(piece, math.nan) for piece in first.values()], first, shapes, rows)
 
 
 def check_rows(problem: Problem, made_up: Callable[[int], Batch], count: int) -> None:

@@ -62,7 +62,6 @@ class CountWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return StepWork(self._operations, tuple(self._joined))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """`func`, counted."""
         result = func(*args, **(kwargs or {}))
         self._operations += 1
         if _joinable(func):

@@ -87,6 +87,7 @@ class Isolation:
         """Take a new snapshot if the caller changed something since the last users, a temperature for instance."""
         if self._spoilt:
             raise IsolationError(self._spoilt)
+        self._reset_draws()
         state = self._state
         if (
             any(state.empty_containers)
@@ -94,6 +95,10 @@ class Isolation:
             or not all(snapshot.same() for snapshot in state.restorable)
         ):
             self._snapshot_all()
+
+    def _reset_draws(self) -> None:
+        for part in self._seeded:
+            part.draws = 0  # type: ignore[assignment]  # of `UserRandom`: the engine counts them
 
     def seed(self, key: int) -> None:
         """Reseed every generator that users would otherwise share with this key."""
@@ -104,6 +109,7 @@ class Isolation:
     def after_user(self) -> str:
         """Restore the state and name something that had changed, or give ""; refuse changed parameters or parts."""
         state, leftover = self._state, ""
+        self._reset_draws()
         for cache in state.caches:
             cache.cache_clear()
         refused = self._replaced()
@@ -160,7 +166,6 @@ class Isolation:
         return message
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Isolation:
-        """A snapshot of the copied module."""
         module, loss = copy.deepcopy(self._module, memo), copy.deepcopy(self._loss, memo)
         trainable, shared = copy.deepcopy(self._trainable, memo), copy.deepcopy(self._shared, memo)
         return Isolation(module, loss, trainable, shared, copy.deepcopy(self._seeded, memo))

@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import types
 from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import is_
@@ -57,8 +57,8 @@ class Container:
     holds, as a dictionary of classes that hands out instances does.
     """
 
-    def __init__(self, label: str, now: Any, skipped: Sequence[str] = ()) -> None:
-        self.label, self.now, self.skipped = label, now, skipped
+    def __init__(self, label: str, now: Any) -> None:
+        self.label, self.now = label, now
         self.kind: Any = next(kind for kind in (OrderedDict, dict, list, set, deque) if isinstance(now, kind))
         self.before: Any = self.kind(self.entries())
 
@@ -76,18 +76,13 @@ class Container:
             return (
                 set(map(id, now)) == set(map(id, before)) if kind is set else all(map(is_, kind.__iter__(now), before))
             )
-        if self.skipped:
-            return all(kind.get(now, key, MISSING) is entry or key in self.skipped for key, entry in before.items())
         return all(map(is_, kind.values(now), before.values())) and all(map(is_, kind.__iter__(now), before))
 
     def restore(self) -> None:
         """Make it what it was."""
         now, kind = self.now, self.kind
-        skipped = {name: kind.__getitem__(now, name) for name in self.skipped if kind.__contains__(now, name)}
         kind.clear(now)
         (kind.extend if kind in (list, deque) else kind.update)(now, self.before)
-        if skipped:
-            kind.update(now, skipped)
 
     def only_equal_values(self) -> bool:
         """Whether only numbers and strings were replaced, by equal ones, as when a module sets the same size again."""
@@ -192,8 +187,7 @@ def find_mutable_state(
 ) -> MutableState:
     """A snapshot of all that can be reached; the values of `trainable` parameters are left out.
 
-    Of long tensors that are `shared` with the caller no copy is made. Of the `seeded` modules `key` and `draws` are set
-    by the engine.
+    Of long tensors that are `shared` with the caller no copy is made. The `key` of `seeded` modules is the engine's.
     """
     _add_caller(loss)
     walk = _Walk(trainable, shared, seeded)
@@ -210,8 +204,7 @@ class _Walk:
         self.found = MutableState()
         self._seen: dict[int, object] = {}
         self._shared_ids = {id(tensor) for tensor in shared}
-        self._seeded = set(seeded)
-        self._moving_ids = {*map(id, trainable), *(id(part.key) for part in self._seeded)}
+        self._moving_ids = {*map(id, trainable), *(id(part.key) for part in seeded)}
 
     def visit(self, value: Any, label: str) -> None:
         """Snapshot everything mutable that can be reached from `value`."""
@@ -302,14 +295,13 @@ class _Walk:
             self.visit(hooks, f"a hook on {label}")
 
     def _visit_module(self, module: nn.Module, label: str) -> None:
-        skipped = ("draws",) if module in self._seeded else ()  # set by the engine
-        self._add(Container(label, vars(module), skipped))
+        self._add(Container(label, vars(module)))
         for name, entry in list(vars(module).items()):
             if name in _STRUCTURE:
                 self._add(Container(f"{label}.{name}", entry))
                 for key, part in entry.items():
                     self.visit(part, f"{label}.{key}")
-            elif name not in skipped:
+            else:
                 self.visit(entry, f"{label}.{name}")
         self.visit(type(module), label)
 

@@ -98,7 +98,6 @@ class OperationsSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.grain, self.full = _FEW, _FEW  # and where whole registers are needed after all
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """`func`, noted."""
         result = func(*args, **(kwargs or {}))
         numbers = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
         if func.is_view or not any(one.is_floating_point() or one.is_complex() for one in numbers):

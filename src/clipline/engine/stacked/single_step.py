@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
@@ -115,7 +115,6 @@ class SharedWeights(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """`func`, or a product that is noted."""
         noted = _NOTED.get(func)
         name = self._names.get(id(args[1])) if noted is not None and len(args) > 1 else None
         prepared = None if noted is None or name is None else noted(*args, **(kwargs or {}))
@@ -440,12 +439,7 @@ def takes_single_steps(local: LocalTraining, population: Population) -> bool:
     then change how others are rounded.
     """
     one_example = local.max_examples == 1 or population.example_level
-    plain = type(local) is LocalSGD and all(
-        getattr(local, field.name)
-        == (field.default_factory() if field.default_factory is not MISSING else field.default)
-        for field in fields(local)
-        if field.name not in _KNOWN
-    )
+    plain = type(local) is LocalSGD and local == LocalSGD(**{name: getattr(local, name) for name in _KNOWN})
     return plain and one_example and local.epochs == 1
 
 

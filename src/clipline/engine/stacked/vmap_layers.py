@@ -146,7 +146,6 @@ class _DropoutFrom(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """`func`, or its version with this source."""
         if func is F.scaled_dot_product_attention:
             with self:  # a mode is off while it handles a call
                 return explicit_attention(*args, **(kwargs or {}))
@@ -245,11 +244,7 @@ class LSTM(_Recurrent, nn.LSTM):
         gate_inputs = _products(values, weight_ih, *biases)
         if not start:
             active = torch.ones_like(gate_inputs[..., 0], dtype=torch.bool)
-            given = gate_inputs, weight_hh, active
-            if is_batched(gate_inputs, weight_hh):
-                out = lstm_ops.lstm(*given)
-            else:  # one user, by the code of a stack
-                out = lstm_ops.stacked_lstm(*(tensor.unsqueeze(0) for tensor in given))[0].squeeze(0)
+            out = lstm_ops.recurrence(gate_inputs, weight_hh, active)
             return out, (out[-1],)
         (state, cell), outputs = start, []
         for inputs in gate_inputs.unbind(0):
@@ -399,7 +394,6 @@ class StackSafe(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """`func`, or its replacement."""
         if func not in _CHECKED and func not in _SAFE:
             return func(*args, **(kwargs or {}))
         before, StackSafe.replacing = StackSafe.replacing, True
@@ -528,7 +522,6 @@ class Bypass(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """`func`."""
         if func.overloadpacket in _UNSAFE_OPS and not StackSafe.replacing:
             raise NotImplementedError(
                 f"{func.overloadpacket} has no version for a stack in a scripted function, in an autograd.Function or "
@@ -555,13 +548,14 @@ class Linear(nn.Linear):
         apart = device_type == "cpu" and isinstance(self.weight, nn.Parameter) and is_batched(values)
         if not is_batched(self.weight) and not apart:  # frozen, or shared: one product over the rows of all users
             return F.linear(values, self.weight, self.bias)
-        dtype = _product_dtype(self.weight)
+        dtype = product_dtype(self.weight)
         out: Tensor = product(values.reshape(-1, self.in_features).to(dtype), self.weight.to(dtype))
         out = out if self.bias is None else out + self.bias.to(dtype)
         return out.reshape(*values.shape[:-1], self.out_features)
 
 
-def _product_dtype(weight: Tensor) -> torch.dtype:
+def product_dtype(weight: Tensor) -> torch.dtype:
+    """The type in which products with this weight are computed."""
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 

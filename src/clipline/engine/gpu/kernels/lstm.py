@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...core.precision import kernels_in_use
-from ...core.vmap_axis import product_of_rows, users_first
+from ...core.vmap_axis import is_batched, product_of_rows, users_first
 from . import lstm_cuda
 
 try:
@@ -155,6 +155,13 @@ def lstm(gate_inputs: Tensor, weight: Tensor, active: Tensor) -> Tensor:
     """One user's recurrence over (time, batch, 4 hidden); under vmap, `stacked_lstm`."""
     outputs: Tensor = stacked_lstm(gate_inputs.unsqueeze(0), weight.unsqueeze(0), active.unsqueeze(0))[0]
     return outputs.squeeze(0)
+
+
+def recurrence(gate_inputs: Tensor, weight: Tensor, active: Tensor) -> Tensor:
+    """(time, batch, 4 hidden) -> (time, batch, hidden), of users under vmap, or of one by the code of a stack."""
+    given, batched = (gate_inputs, weight, active), is_batched(gate_inputs, weight)
+    outputs: Tensor = lstm(*given) if batched else stacked_lstm(*(one.unsqueeze(0) for one in given))[0].squeeze(0)
+    return outputs
 
 
 @lstm.register_fake

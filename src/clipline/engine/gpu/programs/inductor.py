@@ -64,15 +64,10 @@ class Compiled:
             self.run(*inputs)
 
 
-class TooManyOperations(ValueError):
-    """Compiling the graph would take many minutes."""
-
-
 def compiled(graph: GraphModule, inputs: Sequence[Tensor], by_user: int) -> Compiled:
     """The graph as machine code. The first axis of the first `by_user` inputs counts users, and may vary.
 
-    What repeats in a large graph is compiled once. If that fails the graph is compiled whole, or refused with
-    `TooManyOperations`.
+    What repeats in a large graph is compiled once. If that fails the graph is compiled whole, or refused if large.
     """
     parts = parts_of(graph, by_user)
     try:
@@ -98,7 +93,7 @@ def parts_of(graph: GraphModule, by_user: int) -> Parts | None:
 def check_size(operations: int, why: str = "") -> None:
     """Refuse more operations than can be compiled in a few minutes."""
     if operations > MOST_COMPILED:
-        raise TooManyOperations(f"{operations:,} operations to compile{why}: more than {MOST_COMPILED:,}")
+        raise ValueError(f"{operations:,} operations to compile{why}: more than {MOST_COMPILED:,}")
 
 
 def _compiled(graph: GraphModule, inputs: Sequence[Tensor], by_user: int) -> Compiled:

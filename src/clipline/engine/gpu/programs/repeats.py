@@ -64,22 +64,12 @@ def _schema(node: Node) -> Any:
     """What the operation says of itself; None for Python's own operators."""
     if isinstance(node.target, torch._ops.OpOverload):
         # A view made again after its base got another shape would be another view.
-        if torch.Tag.inplace_view in node.target.tags or _updates_statistics(node):
+        if torch.Tag.inplace_view in node.target.tags:
             raise Inseparable(node.format_node())
         return node.target._schema
     if node.op == "call_function" and (node.target in NUMBERS or node.target is operator.getitem):
         return None
     raise Inseparable(node.format_node())
-
-
-def _updates_statistics(node: Node) -> bool:
-    """Whether it is a batch norm that writes to its running means, which torch's older ones do not say."""
-    target: Any = node.target
-    given = {one.name: one for one in target._schema.arguments}
-    if "running_mean" not in given or "training" not in given or given["running_mean"].alias_info is not None:
-        return False
-    values = dict(zip(given, node.args, strict=False)) | node.kwargs
-    return values.get("running_mean") is not None and values.get("training") is not False
 
 
 def drawn(node: Node) -> bool:
