@@ -156,6 +156,7 @@ class AdaptiveClippingStrategy:
         online = _OnlineNodes(sampler, lambda: self._online(grid))
         federated.problem, federated.algorithm = problem, replace(self.training.algorithm, sampler=online)
         federated.backend = _Grid(self, grid, folder.path)
+        federated.replays = False  # nodes that are asked again reply otherwise
         callbacks = [*callbacks, _OnDisk(self, folder)]
         return federated.resume(folder.path, callbacks) if resumes else federated.run(callbacks)
 
