@@ -90,7 +90,7 @@ def test_shares_of_noise_come_from_the_clients(tmp_path):
     made = training(upload, noise_multiplier=0.5, count_stddev=1.0)
     release, serving = one_sum(made, grid(upload), tmp_path)
     assert serving.noise_by_clients
-    assert serving.least_replies == 4
+    assert serving.least_vectors == 4
     unit = made.algorithm.mechanism.code.stddev * made.algorithm.mechanism.code.unit * CLIP * np.sqrt(USERS / 4)
     errors = (release.mean * USERS - JOINT[:, :-1].sum(dim=0)) / unit
     assert 0.1 < float(errors.abs().max()) < 7  # of five normal numbers; either fails by chance once in 100,000
@@ -346,8 +346,10 @@ def test_no_cohort_is_drawn_before_enough_nodes_are_online(tmp_path, monkeypatch
     assert capsys.readouterr().err.count("waiting for more nodes: 1 are online") == 1
 
 
-@pytest.mark.parametrize(("count", "opened"), [(1, True), (2, False)])
-def test_nodes_that_fill_up_are_no_replies(count, opened, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("count", "least", "shares", "opened"), [(1, 3, 3, True), (2, 3, 3, False), (1, 2, 4, True), (1, 4, 4, False)]
+)
+def test_nodes_that_fill_up_are_no_replies(count, least, shares, opened, tmp_path, monkeypatch):
     joints = []
 
     def noted(code, joint, *arguments, before=SecureIntegers.encode):
@@ -355,8 +357,8 @@ def test_nodes_that_fill_up_are_no_replies(count, opened, tmp_path, monkeypatch)
         return before(code, joint, *arguments)
 
     monkeypatch.setattr(SecureIntegers, "encode", noted)
-    upload, made = secure(least_survivors=3)
-    nodes, serving = Mute(app(upload), "masked", count=count), strategy(made, least_replies=3)
+    upload, made = secure(least_survivors=shares)
+    nodes, serving = Mute(app(upload), "masked", count=count), strategy(made, least_replies=least)
     # Four of the last nodes are drawn and two fill up: three or two drawn nodes are left.
     cohort = Cohort(np.array([1002, 1003, 1004, 1005]), made.algorithm.sampler.sampling)
     request = CohortRequest(torch.zeros(DIM), cohort, 0, lambda: CLIP)
