@@ -244,12 +244,12 @@ def section(name: str, found: Runs) -> str:
         )
     each, half = difference(shares, dropping)
     head = ("upload", metric, "difference to plain", "clip / plain clip", "more noise", "vector", "all messages")
-    settings = task.settings.overridden(job.settings, "this script")
+    settings, epsilon = task.settings.overridden(job.settings, "this script"), base[0]["epsilon"]
     return f"""## {name}
 
 {table(head, rows)}
 
-{settings.rounds} rounds of {settings.cohort_size} users, {len(seeds)} seeds. For outsiders every run has epsilon {base[0]["epsilon"]:.2f}.
+{settings.rounds} rounds of {settings.cohort_size} users, {len(seeds)} seeds; for outsiders epsilon {epsilon:.2f}.
 Shares of noise are made for {job.least_survivors} survivors. Their difference to plain uploads with the same drop-outs
 is {each.mean():+.4f} +- {half:.4f}.
 """
