@@ -18,6 +18,9 @@ from page import chart, tables
 from page.comparison import comparisons
 from trainings.records import RESULTS, read
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "docs"))
+from wrap import wrapped
+
 DETAILS = RESULTS / "details"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "performance.md"
 TEMPLATES = Path(__file__).resolve().parent / "page"
@@ -79,7 +82,7 @@ def page(template: str) -> str:
     text = (TEMPLATES / template).read_text(encoding="utf-8")
     for name, part in parts.items():
         text = text.replace(f"{{{{{name}}}}}", part)
-    return re.sub(r"\n{3,}", "\n\n", text.rstrip() + "\n")
+    return wrapped(re.sub(r"\n{3,}", "\n\n", text.rstrip() + "\n"))
 
 
 def write() -> None:

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "docs"))
+from wrap import wrapped
+
 from clipline.errors import CliplineError, RunError
 from clipline.plotting import PALETTE, new_figure, save_figure
 from clipline.privacy import rounded_up
@@ -128,7 +131,7 @@ def write_results_page(studies: Sequence[Path], page: Path, *, without_training:
         for data in pictures.glob("fig[12].csv"):
             data.unlink()
         table = table1()
-    page.write_text(_text(groups, unfinished, pictures.name, table), encoding="utf-8")
+    page.write_text(wrapped(_text(groups, unfinished, pictures.name, table)), encoding="utf-8")
     return page
 
 

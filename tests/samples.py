@@ -228,3 +228,22 @@ def terminal_of(monkeypatch, columns, stream="stderr"):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys, stream, _Screen())
     return getattr(sys, stream)
+
+
+def everything_in(thing, found=None):
+    """All bytes that can be reached from an object."""
+    found = [] if found is None else found
+    if isinstance(thing, bytes | bytearray):
+        found.append(bytes(thing))
+    elif isinstance(thing, np.ndarray):
+        found.append(thing.tobytes())
+    elif isinstance(thing, dict):
+        for key, value in thing.items():
+            everything_in(key, found)
+            everything_in(value, found)
+    elif isinstance(thing, list | tuple | set):
+        for one in thing:
+            everything_in(one, found)
+    elif hasattr(thing, "__dict__"):
+        everything_in(vars(thing), found)
+    return found

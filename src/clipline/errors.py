@@ -6,10 +6,11 @@ Every message names the thing, its value, the limit and a way out, in one senten
 from __future__ import annotations
 
 import difflib
+import errno
 import math
 import numbers
 from collections.abc import Iterable
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 __all__ = [
     "CliplineError", "ModuleError", "PopulationError", "PrivateError", "RunError", "SettingError", "WorkerError",
@@ -82,6 +83,13 @@ class HopelessNoiseWarning(UserWarning):
     Example:
       >>> warnings.simplefilter("error", cl.HopelessNoiseWarning)  # stop instead
     """
+
+
+def regular(path: Path) -> Path:
+    """The path, unless a pipe or a device is there: reading it could wait without end, or never stop."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "no regular file but a pipe or a device", str(path))
+    return path
 
 
 def printable(text: str) -> str:

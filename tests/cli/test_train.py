@@ -18,6 +18,7 @@ from clipline.privacy.accountant import account
 from clipline.privacy.ledger import Ledger
 from clipline.tasks.handwriting import HandwritingNet
 from clipline.training.progress import Progress
+from clipline.trust.verify import seal
 
 SMALL = ["--population-size", "300", "--cohort-size", "30", "--rounds", "4", "--workers", "1"]
 FILES = ["curves.png", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "report.html", "settings.toml"]
@@ -28,7 +29,7 @@ def lines(path):
 
 
 def test_a_run_leaves_everything_that_a_reviewer_needs_and_a_summary_to_quote(clipline, real_curves, tmp_path):
-    code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--out", "run")
+    code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--seed", 2**61, "--out", "run")
     assert code == 0, err
     run = tmp_path / "run"
     assert sorted(path.name for path in run.iterdir()) == FILES
@@ -55,6 +56,8 @@ def test_a_run_leaves_everything_that_a_reviewer_needs_and_a_summary_to_quote(cl
     assert "follow it with  clipline report --live run\n" in err.split("round ")[0]  # before the first round
     assert "round 4/4" in err  # progress is on standard error
     assert "round 4/4" not in out
+    assert f"seal {seal(run)}: note it elsewhere" in out
+    assert seal(run) in (run / "report.html").read_text()
     assert out.splitlines()[-1] == f"report: {Path('run') / 'report.html'}"
     # What is stored trains the same model again.
     clipline("train", "--config", "run/settings.toml", "--no-report", "--out", "again")
@@ -65,6 +68,19 @@ def test_a_run_leaves_everything_that_a_reviewer_needs_and_a_summary_to_quote(cl
     code, out, _ = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--max-epsilon", limit, "--json")
     answer = json.loads(out.splitlines()[-1])
     assert (code, answer["stopped"], answer["rounds"], answer["epsilon"]) == (0, "budget", 2, limit)
+
+
+def test_without_a_seed_the_noise_is_the_systems_and_a_seed_for_it_has_to_be_given(clipline, tmp_path):
+    flags = [*SMALL[:4], "--rounds", "1", "--noise-multiplier", "0.7", "--no-report"]
+    code, out, err = clipline("train", *flags, "--out", "r")
+    assert code == 0, err
+    assert "seed" not in out
+    settings = tomllib.loads((tmp_path / "r" / "settings.toml").read_text())
+    assert settings["noise_source"] == "system"
+    assert "resume.key" not in [path.name for path in (tmp_path / "r").iterdir()]
+    code, _, err = clipline("train", *flags, "--noise-source", "seed", "--out", "s")
+    assert code == 2
+    assert "seed=None must be given where noise_source='seed': give --seed 7, or leave --noise-source out" in err
 
 
 def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
@@ -321,7 +337,12 @@ def test_help_is_there_for_everything(clipline):
     assert code == 0
     assert "train" in out
     assert "reproduce" in out
-    code, out, _ = clipline("train", "--help")
+    code, out, _ = clipline("train", "-h")
+    assert (code, out) == clipline("train", "--help")[:2]
+    assert out.count("\n  --") <= 13  # those of a first week
+    assert "--help-all" in out
+    assert "--sampling" not in out
+    code, out, _ = clipline("train", "--help-all")
     for flag in ("--config", "--rounds", "--cohort-size", "--sampling", "--clip", "--quantile", "--noise-multiplier",
                  "--epsilon", "--delta", "--seed", "--out", "--device", "--workers", "--unprivate-timing",
                  "--json"):  # fmt: skip

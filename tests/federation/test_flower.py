@@ -13,6 +13,7 @@ pytest.importorskip("flwr", reason="the extra federation is not installed")
 from click.testing import CliRunner
 from federations import DIM, UPDATES, USERS, app, grid, training
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from samples import everything_in
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -23,8 +24,10 @@ from clipline.federated.backend import CohortRequest
 from clipline.federated.clipping import ModularSum, centred, clip_rows, join_bit
 from clipline.federated.draws import NoiseNow, WholeNoise
 from clipline.federated.sampling import Cohort
+from clipline.federation.encoders import SecureIntegers
 from clipline.federation.flower import AdaptiveClippingStrategy, _Grid
 from clipline.federation.flower_in_process import InProcessGrid
+from clipline.federation.secure_sum import SumServer
 from clipline.privacy.ledger import Ledger
 from clipline.training.checkpoint import Circumstances, load_checkpoint
 from clipline.training.run_files import PARTICIPATIONS
@@ -87,7 +90,7 @@ def test_shares_of_noise_come_from_the_clients(tmp_path):
     made = training(upload, noise_multiplier=0.5, count_stddev=1.0)
     release, serving = one_sum(made, grid(upload), tmp_path)
     assert serving.noise_by_clients
-    assert serving.least_replies == 4
+    assert serving.least_vectors == 4
     unit = made.algorithm.mechanism.code.stddev * made.algorithm.mechanism.code.unit * CLIP * np.sqrt(USERS / 4)
     errors = (release.mean * USERS - JOINT[:, :-1].sum(dim=0)) / unit
     assert 0.1 < float(errors.abs().max()) < 7  # of five normal numbers; either fails by chance once in 100,000
@@ -303,9 +306,11 @@ def test_of_a_round_whose_exact_sum_may_be_known_no_second_sum_is_opened(tmp_pat
     release, _ = one_sum(made, nodes, tmp_path)
     assert torch.equal(release.mean, of_nobody(made).mean)
     assert nodes.stages == ["keys", "boxes", "masked", "answers"]
-    # Nor by a server that is started again before the round is stored.
+    # Nor by a server that is started again before the round is stored, or from an older checkpoint.
     again = strategy(made)
     again._read(tmp_path)
+    assert again.opened == 0
+    again.opened = 3
     cohort = Cohort(np.array(nodes.get_node_ids()), made.algorithm.sampler.sampling)
     _Grid(again, nodes, tmp_path).sums([CohortRequest(torch.zeros(DIM), cohort, 0, lambda: CLIP)])
     assert len(nodes.stages) == 4
@@ -341,10 +346,19 @@ def test_no_cohort_is_drawn_before_enough_nodes_are_online(tmp_path, monkeypatch
     assert capsys.readouterr().err.count("waiting for more nodes: 1 are online") == 1
 
 
-@pytest.mark.parametrize(("count", "opened"), [(1, True), (2, False)])
-def test_nodes_that_fill_up_are_no_replies(count, opened, tmp_path):
-    upload, made = secure(least_survivors=3)
-    nodes, serving = Mute(app(upload), "masked", count=count), strategy(made, least_replies=3)
+@pytest.mark.parametrize(
+    ("count", "least", "shares", "opened"), [(1, 3, 3, True), (2, 3, 3, False), (1, 2, 4, True), (1, 4, 4, False)]
+)
+def test_nodes_that_fill_up_are_no_replies(count, least, shares, opened, tmp_path, monkeypatch):
+    joints = []
+
+    def noted(code, joint, *arguments, before=SecureIntegers.encode):
+        joints.append(joint)
+        return before(code, joint, *arguments)
+
+    monkeypatch.setattr(SecureIntegers, "encode", noted)
+    upload, made = secure(least_survivors=shares)
+    nodes, serving = Mute(app(upload), "masked", count=count), strategy(made, least_replies=least)
     # Four of the last nodes are drawn and two fill up: three or two drawn nodes are left.
     cohort = Cohort(np.array([1002, 1003, 1004, 1005]), made.algorithm.sampler.sampling)
     request = CohortRequest(torch.zeros(DIM), cohort, 0, lambda: CLIP)
@@ -352,6 +366,7 @@ def test_nodes_that_fill_up_are_no_replies(count, opened, tmp_path):
     if opened:
         backend.sums([request])
         assert nodes.stages == ["keys", "boxes", "masked", "answers"]
+        assert sorted(bool(joint.any()) for joint in joints) == [False] * 2 + [True] * 4
     else:
         with pytest.raises(RunError, match="abandoned 2 times"):
             backend.sums([request])
@@ -558,16 +573,45 @@ def test_a_release_that_was_not_stored_is_charged_again(tmp_path):
 
 
 class Spying(InProcessGrid):
-    """Notes every reply that reaches the server."""
+    """Notes every reply that reaches the server, and what the server holds then."""
 
-    def __init__(self, upload):
+    def __init__(self, upload, servers=()):
         super().__init__(app(upload), USERS)
-        self.seen = []
+        self.seen, self.held, self.servers = [], set(), servers
 
     def reply(self, message):
+        self.held |= {*everything_in([*self.servers])}
         reply = super().reply(message)
         self.seen.append((message.metadata.dst_node_id - 1000, reply.content))
         return reply
+
+
+def test_a_secure_server_holds_no_vector_in_clear_at_any_time(tmp_path, monkeypatch):
+    """Looked for: what clients have encoded, byte for byte, in every message and in all that the server keeps."""
+    encoded, servers = [], []
+
+    class Watched(SumServer):
+        def __init__(self, plan):
+            super().__init__(plan)
+            servers.append(self)
+
+    def noted(code, *arguments, before=SecureIntegers.encode, **options):
+        encoded.append(before(code, *arguments, **options))
+        return encoded[-1].copy()
+
+    monkeypatch.setattr("clipline.federation.flower.SumServer", Watched)
+    monkeypatch.setattr(SecureIntegers, "encode", noted)
+    upload, made = secure()
+    nodes = Spying(upload, servers)
+    one_sum(made, nodes, tmp_path)
+    sent = [value for _, content in nodes.seen for record in content.values() for value in record.values()]
+    clear = [value if isinstance(value, bytes) else value.data for value in sent]
+    joined = b"|".join([*nodes.held, *everything_in(servers), *clear])
+    assert len(encoded) == USERS
+    assert len(joined) > 5000  # it looked at something
+    for words in encoded:
+        whole = words.tobytes()
+        assert not any(whole[start : start + 12] in joined for start in range(0, len(whole) - 11, 4))
 
 
 def test_no_message_of_a_secure_round_shows_an_update_or_a_bit(tmp_path):

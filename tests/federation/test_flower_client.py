@@ -82,6 +82,14 @@ def test_a_training_that_fails_sends_a_zero_update_that_was_not_within(train, ca
     assert "Ann" not in "".join(capfd.readouterr())
 
 
+def test_only_a_node_whose_owner_says_true_shows_errors():
+    made = ClientApp()
+    made.train(mods=[clipped()])(failing)
+    nodes = InProcessGrid(made, 1, shows_errors=False)
+    nodes.contexts[1000].node_config["shows-errors"] = "false"
+    assert vector(asked(nodes, TRAIN)).tolist() == [0.0] * DIM + [-0.5]
+
+
 def test_one_s_own_errors_are_shown_in_one_process():
     made = ClientApp()
     made.train(mods=[clipped()])(failing)
@@ -130,8 +138,12 @@ def test_a_node_that_cannot_open_a_box_names_the_sender_and_is_out_of_the_round(
     assert list(asked(nodes, told, 1000, own)) == []
 
 
-def test_a_node_that_fills_up_a_cohort_adds_nothing():
-    assert vector(asked(grid(), {**TRAIN, "fills-up": True})).tolist() == [0.0] * (DIM + 1)
+@pytest.mark.parametrize("upload", [None, cl.Quantised(8), SECURE], ids=str)
+def test_a_node_without_noise_of_its_own_fills_up_no_cohort(upload):
+    """Its zeros would count as a vector, and hide nobody."""
+    told = {**(KEYS if upload == SECURE else TRAIN), "number": 1, "upload": declared(upload)}
+    assert list(asked(grid(upload), told)) == ["reply"]
+    assert list(asked(grid(upload, shows_errors=False), {**told, "fills-up": True})) == []
 
 
 def opened(count=3, least=2, upload=SECURE):

@@ -1,13 +1,13 @@
 """Secure sums: exact with dropouts, refused where they would show somebody, and nothing in clear at the server."""
 
 import secrets
-import time
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
+from samples import everything_in
 from scipy import stats
 
 pytest.importorskip("cryptography", reason="the extra federation is not installed")
@@ -421,25 +421,6 @@ def test_a_threshold_of_half_of_the_clients_is_refused_by_both_sides():
 # What the server can see
 
 
-def everything_in(thing, found=None):
-    """All bytes that can be reached from an object."""
-    found = [] if found is None else found
-    if isinstance(thing, bytes | bytearray):
-        found.append(bytes(thing))
-    elif isinstance(thing, np.ndarray):
-        found.append(thing.tobytes())
-    elif isinstance(thing, dict):
-        for key, value in thing.items():
-            everything_in(key, found)
-            everything_in(value, found)
-    elif isinstance(thing, list | tuple | set):
-        for one in thing:
-            everything_in(one, found)
-    elif hasattr(thing, "__dict__"):
-        everything_in(vars(thing), found)
-    return found
-
-
 def test_the_server_never_holds_an_update_a_bit_or_a_secret_in_clear():
     """Every message and all that the server object holds, after each stage, with real encoded updates."""
     code = secure_integers(40, 16, cohort_size=7, noise_multiplier=0.3, count_stddev=1.0)
@@ -518,15 +499,3 @@ def test_shares_by_hand():
     assert combined({1: (5).to_bytes(66, "big"), 2: (7).to_bytes(66, "big")}, lagrange([1, 2])) == (3).to_bytes(
         32, "big"
     )
-
-
-def test_the_masks_of_one_client_among_a_hundred_take_a_fraction_of_a_second():
-    plan = SumPlan(dim=1_206_591, bits=16, threshold=51, least_survivors=51, round_id=b"r")
-    clients = {number: SumClient(number, plan) for number in range(1, 101)}
-    roster = {number: client.keys() for number, client in clients.items()}
-    boxes = {number: client.boxes(roster)[1] for number, client in clients.items() if number != 1}
-    vector = np.zeros(plan.dim, np.uint16)
-    clients[1].boxes(roster)
-    before = time.process_time()
-    clients[1].masked(boxes, vector)
-    assert time.process_time() - before < 0.6  # three times the goal, for busy machines

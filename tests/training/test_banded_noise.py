@@ -177,6 +177,7 @@ def test_rounds_that_are_run_again_with_other_noise_share_none_with_the_lost_one
     with pytest.raises(Gone):
         training.run([cl.RunDirectory(folder), kill])
     kill.again()
+    (folder / "resume.key").unlink()
     result = (again := made("system")).resume(folder)
     lost, rest = Ledger.read(folder / "ledger.jsonl").entries
     assert lost == (again.algorithm.event, 6)
@@ -328,6 +329,7 @@ def test_noise_that_begins_anew_is_charged_before_the_budget_is(tmp_path):
     with pytest.raises(Gone):
         made("system", privacy=privacy).run([cl.RunDirectory(tmp_path / "r"), kill])
     kill.again()
+    (tmp_path / "r" / "resume.key").unlink()
     result = (training := made("system", privacy=privacy)).resume(tmp_path / "r")
     assert result.stopped == "budget"
     assert result.guarantee.epsilon <= 3.0

@@ -36,10 +36,13 @@ def verify(run: Path, seal: str | None, sign: Path | None, verify_signature: Pat
     if sign is not None and not problems:
         sign_run(run, sign)
     if as_json:
-        print(json.dumps({**_answer(found), "problems": problems, "signed_by": by}))
+        answer = {**_answer(found), "problems": problems, "warnings": found.warnings, "signed_by": by}
+        print(json.dumps(answer))
         return 1 if problems or found.guarantee is None else 0
     for problem in problems:
         tell(f"error: {problem}")
+    for warning in found.warnings:
+        tell(f"warning: {warning}")
     if found.guarantee is None:
         say(f"{run}: no guarantee")
         return 1

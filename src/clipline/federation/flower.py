@@ -131,13 +131,14 @@ class AdaptiveClippingStrategy:
         self.abandoned = 0
         self.sums = 0  # how often a cohort was asked, for rounds and for attempts that came to nothing
         self.barred: set[int] = set()  # nodes whose shares or boxes have kept a secure sum from coming out
-        self.opened = -1  # the round whose exact sum the server may have; only where it adds the noise
+        self.opened = -1  # the last round whose exact sum the server may have; only where it adds the noise
+        self.least_vectors = least_replies  # of a sum, with those of nodes that fill up
         self._check_replies()
         if isinstance(mechanism, DiscreteMechanism) and mechanism.shares is not None:
             sampler: Any = training.algorithm.sampler
             way_out = "lower it: so many clients must be online"
             check_whole("least_survivors", mechanism.shares, at_most=sampler.population_size, way_out=way_out)
-            self.least_replies = max(least_replies, mechanism.shares)
+            self.least_vectors = max(least_replies, mechanism.shares)
 
     def run(self, grid: Any, directory: str | Path, callbacks: Sequence[Callback] = ()) -> TrainResult:
         """Train over the grid. A run directory that an interrupted run has left is gone on with.
@@ -156,6 +157,7 @@ class AdaptiveClippingStrategy:
         online = _OnlineNodes(sampler, lambda: self._online(grid))
         federated.problem, federated.algorithm = problem, replace(self.training.algorithm, sampler=online)
         federated.backend = _Grid(self, grid, folder.path)
+        federated.replays = False  # nodes that are asked again reply otherwise
         callbacks = [*callbacks, _OnDisk(self, folder)]
         return federated.resume(folder.path, callbacks) if resumes else federated.run(callbacks)
 
@@ -188,12 +190,12 @@ class AdaptiveClippingStrategy:
         """Whether cohorts drawn from so many nodes will do."""
         least = self.least_replies if least is None else least
         if nodes < least or not self.secure or self.noise_by_clients:
-            return nodes >= least
-        from scipy.stats import binom
+            return nodes >= max(least, self.least_vectors)
+        from scipy.special import bdtr
 
         sampler: Any = self.training.algorithm.sampler
-        drawn = binom(nodes, sampler.sampling.rate)
-        too_small = self.training.rounds * float(drawn.cdf(least - 1) - drawn.pmf(0))
+        rate = sampler.sampling.rate
+        too_small = self.training.rounds * float(bdtr(least - 1, nodes, rate) - (1 - rate) ** nodes)
         # A run that stops there differs from one that goes on by this chance, whoever is in the data.
         return too_small * (1 + math.exp(min(self.training.planned.epsilon, 700))) <= _TOO_SMALL * self.training.delta
 
@@ -301,7 +303,7 @@ class _Grid:
 
     def _sum(self, request: CohortRequest) -> ClippedSum:
         strategy = self._strategy
-        if strategy.opened == request.round_index:  # before this process was started again
+        if request.round_index <= strategy.opened:  # before this process was started again
             return self._nothing(request)
         for _ in range(strategy.attempts):
             names = {str(node): node for node in request.cohort.users.view(np.uint64).tolist()}
@@ -351,7 +353,7 @@ class _Grid:
         """
         strategy = self._strategy
         mechanism: Any = strategy.training.algorithm.mechanism
-        code, drawn = mechanism.code, set(nodes)
+        code, left_out = mechanism.code, strategy.barred.union(nodes)
         if not strategy.noise_by_clients and len(nodes) < strategy.least_replies:
             if not nodes:
                 return self._nothing(request)
@@ -359,14 +361,14 @@ class _Grid:
                 f"round {request.round_index} has a cohort of fewer than {strategy.least_replies} nodes, whose sum "
                 "must not be opened", "have more nodes online, or lower least_replies; then run it again to go on",
             )  # fmt: skip
-        others = [node for node in self._grid.get_node_ids() if node not in drawn | strategy.barred]
-        wanted = max(strategy.least_replies, mechanism.cohort_size) - len(nodes) if strategy.noise_by_clients else 0
+        others = [node for node in self._grid.get_node_ids() if node not in left_out]
+        wanted = max(strategy.least_vectors, mechanism.cohort_size) - len(nodes) if strategy.noise_by_clients else 0
         rng = np.random.default_rng()
         fill = {others[place] for place in rng.permutation(len(others))[: max(wanted, 0)]}
         order = rng.permutation(np.array([*nodes, *fill], np.uint64)).tolist()  # numbers tell clients nothing
         number = {node: place + 1 for place, node in enumerate(order)}
         threshold = max(2, len(order) // 2 + 1)
-        least = max(strategy.least_replies, threshold)
+        least = max(strategy.least_vectors, threshold)
         server = SumServer(plan := SumPlan(code.dim, code.bits, threshold, least, secrets.token_bytes(16)))
         told = self._with_parameters(
             request, stage="keys", threshold=threshold, stddev=code.stddev, length=code.length,

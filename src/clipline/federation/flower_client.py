@@ -69,7 +69,7 @@ def clipped(upload: Uploads = None, *, least_replies: int = 2) -> Mod:
         try:
             content = _answer(message, context, call_next, upload, least_replies)
         except Exception:  # Flower would send its text to the server
-            if context.node_config.get(SHOWS_ERRORS):
+            if context.node_config.get(SHOWS_ERRORS) is True:
                 raise
             context.state.pop(TOLD, None)
             content = RecordDict()
@@ -90,6 +90,8 @@ def _answer(
             f"the server asks for {told['upload']!r} and this app has {declared(upload)!r}",
             "run one app, and one version of clipline, on all machines",
         )
+    if told["fills-up"] and (not isinstance(upload, SecureSum) or upload.least_survivors is None):
+        raise RunError("the server asks for a vector of zeros, without noise: it would hide nobody")
     clip, round_index = float(told["clip"]), int(told["round"])
     if not 0 < clip < math.inf:
         raise RunError("the server's clip is not one")
@@ -148,7 +150,7 @@ def _trained(message: Message, context: Context, call_next: TrainFunction, clip:
             raise ValueError
         update = _flat(after, told["names"]) - start
     except Exception:  # as simulated: no update, not within the clip, and nobody is told why
-        if context.node_config.get(SHOWS_ERRORS):
+        if context.node_config.get(SHOWS_ERRORS) is True:
             raise
         update = torch.full_like(start, math.nan)
     return join_bit(*clip_rows(update[None], clip))[0]

@@ -1,8 +1,8 @@
 """The whole state of a run in one file: model, server momentum, clip, round and ledger together, or not at all.
 
-Randomness needs no saving: every stream is a function of seed, purpose and round, so a resumed run draws what the
-uninterrupted one would have drawn. Banded noise also goes on from that of the last rounds, which is saved: whoever has
-it can subtract it, and such a checkpoint is as private as the data.
+Randomness needs no saving: every stream is a function of seed or key, purpose and round, so a resumed run draws what
+the uninterrupted one would have drawn. The key is in a file beside it. Banded noise also goes on from that of the last
+rounds, which is saved: whoever has it can subtract it, and such a checkpoint is as private as the data.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ _CHECKSUM = re.compile("[0-9a-f]{32}")  # of which a reader learns no more than 
 # The next checkpoint waits so many times as long as the last one took to write, as writing holds Python's lock and so
 # the rounds beside it; but no more seconds than somebody may lose by a power cut.
 _PAUSE, _LONGEST_PAUSE = 40, 30.0
+_SEED = "seed"  # the same: a message may be copied to where the noise must not be known
 DATA_FINGERPRINT = "unprivate data fingerprint"  # the name of a line of circumstances that no message shows
 
 
@@ -252,8 +253,8 @@ def _difference(before: str, now: str) -> str:
     for name in [*then_by_name, *(name for name in now_by_name if name not in then_by_name)]:
         then, today = then_by_name.get(name, "nothing"), now_by_name.get(name, "nothing")
         if then != today:
-            if name == DATA_FINGERPRINT:
-                return "the data have changed: restore them"
+            if name in (DATA_FINGERPRINT, _SEED):
+                return "the data have changed: restore them" if name != _SEED else "the seed has changed: restore it"
             if _CHECKSUM.search(then) and _CHECKSUM.search(today):
                 return f"the {name.removeprefix('checksum of the ')} has changed: restore it"
             return f"it was written under other circumstances ({then!r} then, {today!r} now): restore them"
@@ -264,8 +265,8 @@ def _by_name(circumstances: str) -> dict[str, str]:
     return {re.split(" = |: ", line, maxsplit=1)[0]: line for line in circumstances.splitlines()}
 
 
-# Either changes no release (the device's name, which `device in use` stands for) or rounding alone; of the seed a hash
-# is compared, since error messages show what has changed.
+# Either changes no release (the device's name, which `device in use` stands for) or rounding alone. The seed is
+# compared where noise comes from it.
 _MAY_DIFFER = ("seed", "compute.workers", "compute.device")
 
 
@@ -295,7 +296,7 @@ class Circumstances:
         if draws_on_device(training.problem):  # its logarithms, in numbers of the tail, are rounded otherwise
             facts["noise"] = "drawn by the GPU"
         if training.privacy.noise_source == "seed":  # else a round that is run again draws afresh, whatever the seed
-            facts["hash of the seed"] = hashlib.sha256(f"clipline seed {training.seed}".encode()).hexdigest()[:16]
+            facts[_SEED] = str(training.seed)
         chosen = {**(same or {}), **settings}
         lines = {name: json.dumps(value, ensure_ascii=False, default=str) for name, value in chosen.items()}
         self._text = "".join(f"{name} = {text}\n" for name, text in lines.items() if text != "null")

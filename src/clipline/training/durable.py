@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
-from ..errors import GO_ON, RunError
+from ..errors import GO_ON, RunError, regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,7 +144,7 @@ def damage(path: Path) -> str | None:
     Raises:
       OSError: If it cannot be read.
     """
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         _, noted, found = _checksum(file)
     if not noted:
         return "it has no checksum"

@@ -100,8 +100,13 @@ def one_round(algorithm: Algorithm, state: TrainState, draws: Draws, backend: Ba
     raise AssertionError("a round asks for one sum")
 
 
-def draws_of(training: Training, until: int) -> Draws:
-    """Cohort and noise of the rounds below `until`, drawn ahead unless that is switched off."""
+def draws_of(training: Training, until: int, *, again: bool = False) -> Draws:
+    """Cohort and noise of the rounds below `until`, drawn ahead unless that is switched off.
+
+    From the system under a new key, unless it is the same run `again`: noise of another run must not be drawn twice.
+    """
+    if not again:
+        training.key.renew()
     sampler, problem = training.algorithm.sampler, training.problem
     streams, dim, fast = problem.runs[0].streams, problem.model.dim, problem.fast
     if isinstance(training.algorithm.mechanism, DiscreteMechanism):
@@ -127,10 +132,16 @@ def _checked(callbacks: Sequence[Callback]) -> list[Callback]:
 
 
 class Run:
-    """A run in progress. `number` is its index among those that train side by side."""
+    """A run in progress. `number` is its index among those that train side by side; `again`: it has been resumed."""
 
     def __init__(
-        self, training: Training, callbacks: Sequence[Callback], state: TrainState | None = None, number: int = 0
+        self,
+        training: Training,
+        callbacks: Sequence[Callback],
+        state: TrainState | None = None,
+        number: int = 0,
+        *,
+        again: bool = False,
     ) -> None:
         self._training, self._number = training, number
         # Those that write the ledger come first: a round is on record before anything else is done with it.
@@ -146,7 +157,7 @@ class Run:
             training.personal.begin(self._state.round_index)
         # Every round is the same event, so it is known at once how many the budget allows.
         self._until = self._state.round_index + training.affordable(self._state)
-        self._draws = draws_of(training, self._until)
+        self._draws = draws_of(training, self._until, again=again)
         self._reports = ReportQueue(self._callbacks)
         self._stopped: Stopped = "finished"
         self._round: Generator[CohortRequest, ClippedSum, tuple[TrainState, Release]] | None = None

@@ -15,12 +15,13 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ..errors import CliplineError, RunError
+from ..errors import CliplineError, RunError, regular
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 
 SETTINGS, METRICS, LEDGER, CURVES = "settings.toml", "metrics.jsonl", "ledger.jsonl", "curves.png"
 MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
+KEY = "resume.key"  # of an unfinished run whose cohorts and noise come from the system
 OLDER = "checkpoint.older.safetensors"  # the one before, for a run whose last is damaged
 GUARANTEES = "guarantees.txt"  # of a federation: for outsiders, and against its server
 PARTICIPATIONS = "unprivate_participations.json"  # of a federation: which nodes were asked, how often
@@ -72,7 +73,7 @@ def read_rounds(path: Path, problems: list[str] | None = None) -> list[dict[str,
     """One mapping a round, in order; a round that comes twice, as after a resume, counts as it came last."""
     problems = [] if problems is None else problems
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        lines = regular(path).read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     except OSError as error:
         problems.append(f"{path.name} cannot be read ({error}): there are no curves")
         return []
@@ -105,7 +106,7 @@ def _is_round(entries: Any) -> bool:
 def read_card(model: Path) -> dict[str, Any]:
     """The card in the metadata of a model's file; empty where there is no model yet, or one without a card."""
     try:
-        with safe_open(str(model), framework="numpy") as file:
+        with safe_open(str(regular(model)), framework="numpy") as file:
             card = json.loads(file.metadata()[CARD_KEY])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         return {}
@@ -144,7 +145,7 @@ def read_facts(path: Path) -> dict[str, str]:
 
 def _read_settings(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     """The settings, flat, the values in the comments below them, and the facts that stand in either."""
-    text = path.read_text(encoding="utf-8")
+    text = regular(path).read_text(encoding="utf-8")
     settings = flat(tomllib.loads(text))
     notes: dict[str, Any] = {}
     for name, value in re.findall(r"^# ([\w. -]+?) = (.+)$", text, re.MULTILINE):

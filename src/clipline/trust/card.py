@@ -9,13 +9,13 @@ import datetime
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import RunError
+from ..errors import RunError, printable
 from ..privacy.events import GroupedPoissonSampling
 from ..privacy.guarantee import Guarantee, rounded_up
 from ..privacy.trade_off import TradeOff, trade_off
@@ -103,14 +103,23 @@ def write_cards(run: Path, out: Path, declared_by: str = "", declared_on: str = 
         raise RunError(f"{str(run)!r} has not ended, and has no model to describe: resume it first")
     if found.guarantee is None or not found.guarantee.private or not found.guarantee.sound:
         raise RunError(f"{str(run)!r} has no finite epsilon, so that there is nothing to sign: train with noise")
-    facts = Facts(
-        found, model_digest(run), run.resolve().name, declared_by or FILL_IN, declared_on or f"{FILL_IN} (date)"
-    )
+    files = replace(found.files, **{part: _told(getattr(found.files, part)) for part in ("settings", "notes", "card")})
+    by, on = _told(declared_by) or FILL_IN, _told(declared_on) or f"{FILL_IN} (date)"
+    facts = Facts(replace(found, files=files), model_digest(run), _told(run.resolve().name), by, on)
     out.mkdir(parents=True, exist_ok=True)
     texts = {STATEMENT: statement(facts), HUGGING_FACE: hugging_face(facts), REGISTRY: registry_entry(facts)}
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
     return [out / name for name in texts]
+
+
+def _told(value: Any) -> Any:
+    """What a file says, with control characters written out and on one line: it may not add to the page."""
+    if isinstance(value, str):
+        return printable(value).replace("\n", "\\n")
+    if isinstance(value, Mapping):
+        return {_told(name): _told(entry) for name, entry in value.items()}
+    return [_told(entry) for entry in value] if isinstance(value, list) else value
 
 
 def statement(facts: Facts) -> str:

@@ -26,10 +26,12 @@ from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
 from ..privacy.two_views import TwoGuarantees, account_both
+from ..random.streams import GUESSABLE
 from ..training.durable import damage
 from ..training.run_files import (
     CHECKPOINT,
     GUARANTEES,
+    KEY,
     LEDGER,
     METRICS,
     MODEL,
@@ -38,6 +40,7 @@ from ..training.run_files import (
     SETTINGS,
     RunFiles,
     can_go_on,
+    flat,
     guarantee_json,
     read_run,
 )
@@ -45,6 +48,7 @@ from ..training.run_files import (
 _SAME, _CLOSE = 1e-9, 0.01  # relative: numbers that were copied; an epsilon by another version's accountant
 _LIBRARY = "privacy."  # before names in a settings file that `RunDirectory` wrote itself
 Entries = tuple[tuple[GaussianEvent, int], ...]
+_SHORT_NAMES = {"local.lr": "client_lr", "server.lr": "server_lr", "clip.quantile": "quantile", "clip.lr": "clip_lr"}
 _NAMESPACE = "clipline"  # of signatures, as `ssh-keygen -Y` has it
 
 
@@ -64,7 +68,20 @@ class Verified:
     @property
     def problems(self) -> tuple[str, ...]:
         """Also files that are missing or damaged."""
-        return tuple(dict.fromkeys([*self.files.problems, *_missing(self), *_damaged(self.path), *self.contradictions]))
+        found = [*self.files.problems, *_missing(self), *_damaged(self.path), *_guessed(self.files)]
+        found += [
+            *self.contradictions,
+            *_settings(self.files),
+            *(_metrics(self.files, self.guarantee) if self.finished else ()),
+        ]
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What nothing is wrong about, and whoever relies on the guarantee has to know."""
+        seeded = self.guarantee is not None and self.guarantee.from_seed and not any(_guessed(self.files))
+        told = f"cohorts and noise come from a seed: whoever knows it, as from {SETTINGS}, can subtract the noise"
+        return (told,) if seeded and not _generated(self.files) else ()
 
     @property
     def seal(self) -> str:
@@ -88,7 +105,7 @@ def verify(path: Path) -> Verified:
     except CliplineError as error:
         problems.append(f"the rounds cannot be accounted: {error}")
     if guarantee is not None:
-        problems += [*_card(files, guarantee, finished), *_curve(files, guarantee)]
+        problems += [*_card(files, guarantee, finished), *_curve(files, guarantee), *_plan(files, guarantee)]
         if (text := _header(_bytes(path / MODEL))[0].get("guarantee")) != files.card.get("guarantee", {}).get("text"):
             problems.append(f"the model's metadata say {text!r}, which its card does not")
     elif ledger.rounds:
@@ -107,10 +124,28 @@ def _missing(found: Verified) -> Iterator[str]:
 
 
 def _damaged(path: Path) -> Iterator[str]:
-    """Tensors and metadata that are not what their checksum says."""
+    """Tensors and metadata that are not what their checksum says, and a key that should be gone."""
+    if (path / KEY).exists() and not can_go_on(path):
+        yield f"{KEY} is still there: whoever has it can subtract the noise, so delete it"
     for name in (MODEL, CHECKPOINT, OLDER):
         if (path / name).is_file() and (wrong := damage(path / name)) is not None:
             yield f"{name} is damaged: {wrong}"
+
+
+def _guessed(files: RunFiles) -> Iterator[str]:
+    """A seed that somebody may find by trying all of them, where people's data were trained on."""
+    seed, z = files.settings.get("seed"), _number(files.notes.get("noise_multiplier"))
+    seeded = _setting(files, "noise_source") == "seed" and z != 0 and not _generated(files)
+    if seeded and isinstance(seed, int) and seed < GUESSABLE:
+        yield (
+            f"cohorts and noise come from seed {seed}, which is easily guessed: whoever tries it can subtract the "
+            "noise, so train without a seed"
+        )
+
+
+def _generated(files: RunFiles) -> bool:
+    """Whether nobody's data were trained on, by what the run says of its data."""
+    return files.facts.get("data") in ("embedded", "stand-in")
 
 
 def _rounds(files: RunFiles, ledger: Ledger, finished: bool) -> Iterator[str]:
@@ -271,6 +306,53 @@ def _curve(files: RunFiles, guarantee: Guarantee) -> Iterator[str]:
         known = [number for one in files.rounds if (number := _number(one.get(name))) is not None]
         if known and (max(known) > limit * (1 + _CLOSE) or (name == "delta" and not _alike(known[-1], limit))):
             yield f"{METRICS} has {name} {max(known):.6g}, and {LEDGER} comes to {limit:.6g}"
+
+
+def _metrics(files: RunFiles, guarantee: Guarantee | None) -> Iterator[str]:
+    """Where metrics.jsonl ends with less epsilon than was charged, or tells of other metrics than the card."""
+    known = [number for one in files.rounds if (number := _number(one.get("epsilon"))) is not None]
+    if known and guarantee is not None and known[-1] < guarantee.epsilon * (1 - _CLOSE):
+        yield f"{METRICS} ends with epsilon {known[-1]:.6g}, and {LEDGER} comes to {guarantee.epsilon:.6g}"
+    after, metrics = files.card.get("model_rounds", files.card.get("rounds")), files.card.get("metrics")
+    told = {one["round"] + 1: one for one in files.rounds}.get(after) if isinstance(after, int) else None
+    if told is None and files.card and files.rounds:
+        yield f"the model's card says that it was released after {after} rounds, which {METRICS} does not have"
+    for name, value in metrics.items() if isinstance(metrics, dict) else ():
+        if told is not None and not _alike(told.get(name), value):
+            yield f"{name} is {value} in the model's card, and {told.get(name)} in {METRICS} after {after} rounds"
+
+
+def _settings(files: RunFiles) -> Iterator[str]:
+    """Where the card has other settings than the file, or the file than what it notes of them."""
+    about = files.card.get("settings")
+    for name, value in flat(about).items() if isinstance(about, dict) else ():
+        short = _SHORT_NAMES.get(name, name.removeprefix(_LIBRARY))
+        noted = files.settings.get(name, files.settings.get(short))
+        same_kind = type(noted) is type(value) or (_number(noted) is not None and _number(value) is not None)
+        if noted is not None and same_kind and not _alike(noted, value):
+            yield f"{name} is {value} in the model's card and {noted} in {SETTINGS}"
+    for name in ("delta", "noise_multiplier", "relation"):
+        noted, value = files.notes.get(name), _setting(files, name)
+        if noted is not None and value is not None and not _alike(noted, value):
+            yield f"{name} is {value} in {SETTINGS}, which notes {noted} below"
+    facts = files.card.get("facts")
+    for name, value in facts.items() if isinstance(facts, dict) else ():
+        if files.facts.get(name) != value:
+            yield f"{name} is {value!r} in the model's card and {files.facts.get(name)!r} in {SETTINGS}"
+
+
+def _plan(files: RunFiles, guarantee: Guarantee) -> Iterator[str]:
+    """Where the settings ask for less epsilon than the rounds charged have."""
+    for name in ("epsilon", "max_epsilon"):
+        asked = _number(_setting(files, name))
+        if asked is not None and guarantee.epsilon > asked * (1 + _CLOSE) and guarantee.rounds <= _planned(files):
+            yield f"{name} is {asked:g} in {SETTINGS}, and {LEDGER} comes to {guarantee.epsilon:.6g}"
+
+
+def _planned(files: RunFiles) -> float:
+    """How many rounds were asked for; a run that was killed may have released more."""
+    rounds = _number(files.settings.get("rounds"))
+    return math.inf if rounds is None else rounds
 
 
 def _setting(files: RunFiles, name: str) -> Any:

@@ -76,6 +76,7 @@ class ReportedRun:
     promise: Promise | None = None
     planned: str | None = None  # the guarantee of all rounds asked for, in words
     noise_multiplier: float | None = None  # of a whole round
+    seal: str | None = None  # of a run directory whose run has ended
     problems: Sequence[str] = ()  # what could not be read
     findings: Sequence[str] = ()  # why the training failed, if it did
     best: BestAndLast | None = None  # of the main metric
@@ -220,6 +221,7 @@ def read_run_directory(path: Path) -> ReportedRun:
         promise=_promise(found),
         planned=str(notes["planned"]) if "planned" in notes else None,
         noise_multiplier=min(noises) if noises else finite(notes.get("noise_multiplier")),
+        seal=None if can_go_on(path) or not (path / MODEL).is_file() else found.seal,
         problems=[*files.problems, *(f"{words}: no guarantee is shown" for words in found.contradictions)],
     )
     known = _known(run, files.card.get("model_rounds"))

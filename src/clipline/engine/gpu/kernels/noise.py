@@ -3,8 +3,7 @@
 The numbers are defined by a key and a counter alone, whoever draws them. With noise from a seed they are NumPy's:
 Philox-4x64-10, jumped ahead for every part, and NumPy's ziggurat. All are equal to the last bit, but for those of the
 tail (one in 4,000), whose logarithm a GPU may round otherwise: by at most 2 units in the last place. Noise from the
-system comes from ChaCha20 (RFC 8439) with a key of 256 bits that the operating system draws for each round and that
-nothing stores.
+system comes from ChaCha20 (RFC 8439) with a key of 256 bits for each round, which follows from the run's own.
 
 Plain twin: `NoiseNow` of federated/draws.py for a seed, `plain_numbers` for any key.
 Switch: `FastParts.device_noise`.
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from ....errors import RunError
 from ....federated.draws import PART
-from ....random.normal_numbers import SystemNormal, from_words, numpy_layers, words_for
+from ....random.normal_numbers import KeyedNormal, SystemNormal, from_words, numpy_layers, words_for
 from ....random.streams import NormalGenerator
 from ..streams import SideStreamTensor
 
@@ -109,7 +108,7 @@ def _rotated(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
 def word_generator(rng: NormalGenerator) -> WordGenerator | None:
     """What draws on a GPU in the place of `rng`, which is moved on and never draws the same; None if nothing does."""
     if isinstance(rng, SystemNormal):
-        return ChaCha20(secrets.token_bytes(32))
+        return ChaCha20(rng.key if isinstance(rng, KeyedNormal) else secrets.token_bytes(32))
     bits = rng.bit_generator
     if not isinstance(bits, np.random.Philox):
         return None
