@@ -23,7 +23,7 @@ import recording
 
 from clipline.cli.new_federation import new_federation
 
-ROUNDS, KILLED_AFTER, DEADLINE = 6, 4, 20
+ROUNDS, KILLED_AFTER, DEADLINE = 5, 4, 30
 LONGEST = 300  # seconds for all rounds
 
 

@@ -337,7 +337,12 @@ def test_help_is_there_for_everything(clipline):
     assert code == 0
     assert "train" in out
     assert "reproduce" in out
-    code, out, _ = clipline("train", "--help")
+    code, out, _ = clipline("train", "-h")
+    assert (code, out) == clipline("train", "--help")[:2]
+    assert out.count("\n  --") <= 13  # those of a first week
+    assert "--help-all" in out
+    assert "--sampling" not in out
+    code, out, _ = clipline("train", "--help-all")
     for flag in ("--config", "--rounds", "--cohort-size", "--sampling", "--clip", "--quantile", "--noise-multiplier",
                  "--epsilon", "--delta", "--seed", "--out", "--device", "--workers", "--unprivate-timing",
                  "--json"):  # fmt: skip

@@ -90,7 +90,7 @@ def test_shares_of_noise_come_from_the_clients(tmp_path):
     made = training(upload, noise_multiplier=0.5, count_stddev=1.0)
     release, serving = one_sum(made, grid(upload), tmp_path)
     assert serving.noise_by_clients
-    assert serving.least_replies == 4
+    assert serving.least_vectors == 4
     unit = made.algorithm.mechanism.code.stddev * made.algorithm.mechanism.code.unit * CLIP * np.sqrt(USERS / 4)
     errors = (release.mean * USERS - JOINT[:, :-1].sum(dim=0)) / unit
     assert 0.1 < float(errors.abs().max()) < 7  # of five normal numbers; either fails by chance once in 100,000
@@ -346,8 +346,10 @@ def test_no_cohort_is_drawn_before_enough_nodes_are_online(tmp_path, monkeypatch
     assert capsys.readouterr().err.count("waiting for more nodes: 1 are online") == 1
 
 
-@pytest.mark.parametrize(("count", "opened"), [(1, True), (2, False)])
-def test_nodes_that_fill_up_are_no_replies(count, opened, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("count", "least", "shares", "opened"), [(1, 3, 3, True), (2, 3, 3, False), (1, 2, 4, True), (1, 4, 4, False)]
+)
+def test_nodes_that_fill_up_are_no_replies(count, least, shares, opened, tmp_path, monkeypatch):
     joints = []
 
     def noted(code, joint, *arguments, before=SecureIntegers.encode):
@@ -355,8 +357,8 @@ def test_nodes_that_fill_up_are_no_replies(count, opened, tmp_path, monkeypatch)
         return before(code, joint, *arguments)
 
     monkeypatch.setattr(SecureIntegers, "encode", noted)
-    upload, made = secure(least_survivors=3)
-    nodes, serving = Mute(app(upload), "masked", count=count), strategy(made, least_replies=3)
+    upload, made = secure(least_survivors=shares)
+    nodes, serving = Mute(app(upload), "masked", count=count), strategy(made, least_replies=least)
     # Four of the last nodes are drawn and two fill up: three or two drawn nodes are left.
     cohort = Cohort(np.array([1002, 1003, 1004, 1005]), made.algorithm.sampler.sampling)
     request = CohortRequest(torch.zeros(DIM), cohort, 0, lambda: CLIP)
@@ -395,7 +397,7 @@ def test_against_the_server_every_sum_is_charged_that_it_may_have_opened(dies, t
     nodes = grid(upload) if dies else Mute(app(upload), "answers", count=3, attempts=1)
     serving = strategy(secure(least_survivors=3, rounds=2)[1])
     result = serving.run(nodes, folder)
-    both = serving.guarantees(result.state.ledger)
+    both = serving.guarantees(result)
     assert both.outsiders.rounds == 2
     assert (both.server.rounds, both.participations) == (3, 3)
     assert both.server.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(3) / 0.5, made.delta), rel=1e-6)
@@ -488,10 +490,18 @@ def test_two_guarantees_that_were_changed_are_found(name, old, new, problem, tmp
     assert (found.seal == seal) == (name == PARTICIPATIONS)
 
 
-def test_without_a_cap_the_server_is_charged_for_every_round_and_a_cap_has_no_other_relation(tmp_path):
-    made = secure(least_survivors=3)[1]
-    both = strategy(made).guarantees(Ledger().add(made.algorithm.event, 7))
-    assert both.server.rounds == 7
+def test_a_run_that_a_metric_ended_is_charged_as_planned_in_both_sentences(tmp_path):
+    upload, made = secure(least_survivors=3, rounds=6)
+    evaluate = cl.Evaluate(lambda model: {"accuracy": 0.0}, every=1)
+    result = strategy(made).run(grid(upload), tmp_path / "run", [evaluate, cl.EarlyStopping("accuracy", patience=1)])
+    assert len(result.reports) < 6
+    outsiders, server = (tmp_path / "run" / "guarantees.txt").read_text().splitlines()
+    assert "Poisson sampling, 6 rounds" in outsiders
+    assert "no sampling, 6 rounds" in server
+    assert verify(tmp_path / "run").problems == ()
+
+
+def test_a_cap_is_for_relations_in_which_one_neighbour_adds_nothing():
     with pytest.raises(SettingError, match="relation="):
         strategy(secure(least_survivors=3, relation="replace-one")[1], max_participations=3)
 

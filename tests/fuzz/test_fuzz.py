@@ -24,7 +24,7 @@ def all_targets():
 def test_readers_read_or_refuse_whatever_they_are_given(all_targets, tmp_path):
     said, counts = [], Counter()
     for target in all_targets:
-        came, found = batch(target, 0, -(-20 // target.slow), tmp_path / "work")
+        came, found = batch(target, 0, -(-12 // target.slow), tmp_path / "work")
         counts.update(came)
         said += [f"{one.target}: {one.what}" for one in found]
     assert said == []

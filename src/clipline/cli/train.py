@@ -463,4 +463,8 @@ command = Command(
         _option(["--json", "as_json"], is_flag=True, help="End with one JSON object on standard output."),
     ],
     groups=GROUPS,
-)
+    first=(
+        "data", "user_column", "population_size", "epsilon", "rounds", "cohort_size", "client_lr", "seed", "config",
+        "out", "resume",
+    ),
+)  # fmt: skip

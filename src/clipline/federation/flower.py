@@ -26,7 +26,6 @@ from ..federated.mechanism import GaussianMechanism
 from ..federated.round import TrainState
 from ..federated.sampling import Cohort, PoissonSampler
 from ..privacy.events import PoissonSampling
-from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
 from ..privacy.two_views import Participations, TwoGuarantees, account_both
 from ..training import durable
@@ -86,7 +85,8 @@ class AdaptiveClippingStrategy:
       least_replies: How many drawn nodes a sum must have if a node fails; with a `SecureSum` at least 2. It is also how
         many nodes must be online before a cohort is drawn. At most `cohort_size`; with noise by the server so far below
         it that chance hardly ever draws fewer.
-      deadline: Seconds to wait for the replies of a stage. A secure sum has four.
+      deadline: Seconds to wait for the replies of a stage. A secure sum has four, and needs the replies of more than
+        half of the nodes that were asked.
       max_participations: How often a node may be asked, in all. It bounds what the server may learn of a user. Refused
         where a `SecureSum` has noise by the server, against whom it bounds nothing.
       attempts: How often a round may be abandoned in a row before the run stops. It can be resumed.
@@ -132,12 +132,13 @@ class AdaptiveClippingStrategy:
         self.sums = 0  # how often a cohort was asked, for rounds and for attempts that came to nothing
         self.barred: set[int] = set()  # nodes whose shares or boxes have kept a secure sum from coming out
         self.opened = -1  # the last round whose exact sum the server may have; only where it adds the noise
+        self.least_vectors = least_replies  # of a sum, with those of nodes that fill up
         self._check_replies()
         if isinstance(mechanism, DiscreteMechanism) and mechanism.shares is not None:
             sampler: Any = training.algorithm.sampler
             way_out = "lower it: so many clients must be online"
             check_whole("least_survivors", mechanism.shares, at_most=sampler.population_size, way_out=way_out)
-            self.least_replies = max(least_replies, mechanism.shares)
+            self.least_vectors = max(least_replies, mechanism.shares)
 
     def run(self, grid: Any, directory: str | Path, callbacks: Sequence[Callback] = ()) -> TrainResult:
         """Train over the grid. A run directory that an interrupted run has left is gone on with.
@@ -160,17 +161,18 @@ class AdaptiveClippingStrategy:
         callbacks = [*callbacks, _OnDisk(self, folder)]
         return federated.resume(folder.path, callbacks) if resumes else federated.run(callbacks)
 
-    def guarantees(self, ledger: Ledger) -> TwoGuarantees:
-        """What a ledger of rounds promises to outsiders, and against this server."""
-        outsiders = self.training.guarantee_of(ledger)
+    def guarantees(self, result: TrainResult) -> TwoGuarantees:
+        """What a run promises to outsiders, and against this server."""
+        ledger, charged = result.state.ledger, result.guarantee.rounds  # of a run that a metric ended: all planned
         if not self.noise_by_clients:
-            return account_both(outsiders, ledger, 0)
+            return account_both(result.guarantee, ledger, 0)
         # Every time that a cohort is asked counts, as the server may then have what it takes to open the sum. So many
         # times one node was asked at most; how often any really was would tell outsiders of cohorts.
-        most = max(self.sums, ledger.rounds)
-        most = most if self.max_participations is None else min(most, self.max_participations)
+        most = max(self.sums, charged)
+        if self.max_participations is not None:
+            most = min(most, self.max_participations)
         rounds = ledger if ledger.rounds else ledger.add(self.training.algorithm.event)
-        return account_both(outsiders, rounds, most)
+        return account_both(result.guarantee, rounds, most)
 
     def _check_replies(self) -> None:
         """Refuse a `least_replies` that cohorts cannot have."""
@@ -189,7 +191,7 @@ class AdaptiveClippingStrategy:
         """Whether cohorts drawn from so many nodes will do."""
         least = self.least_replies if least is None else least
         if nodes < least or not self.secure or self.noise_by_clients:
-            return nodes >= least
+            return nodes >= max(least, self.least_vectors)
         from scipy.special import bdtr
 
         sampler: Any = self.training.algorithm.sampler
@@ -279,8 +281,7 @@ class _OnDisk(Callback):
         self._folder.store(state)
 
     def on_end(self, result: TrainResult) -> None:
-        charged = max(result.state.ledger, self._folder.charged, key=lambda ledger: ledger.rounds)
-        durable.write(self._folder.path / GUARANTEES, f"{self._strategy.guarantees(charged)}\n")
+        durable.write(self._folder.path / GUARANTEES, f"{self._strategy.guarantees(result)}\n")
         self._strategy.write(self._folder.path)
 
 
@@ -352,7 +353,7 @@ class _Grid:
         """
         strategy = self._strategy
         mechanism: Any = strategy.training.algorithm.mechanism
-        code, drawn = mechanism.code, set(nodes)
+        code, left_out = mechanism.code, strategy.barred.union(nodes)
         if not strategy.noise_by_clients and len(nodes) < strategy.least_replies:
             if not nodes:
                 return self._nothing(request)
@@ -360,14 +361,14 @@ class _Grid:
                 f"round {request.round_index} has a cohort of fewer than {strategy.least_replies} nodes, whose sum "
                 "must not be opened", "have more nodes online, or lower least_replies; then run it again to go on",
             )  # fmt: skip
-        others = [node for node in self._grid.get_node_ids() if node not in drawn | strategy.barred]
-        wanted = max(strategy.least_replies, mechanism.cohort_size) - len(nodes) if strategy.noise_by_clients else 0
+        others = [node for node in self._grid.get_node_ids() if node not in left_out]
+        wanted = max(strategy.least_vectors, mechanism.cohort_size) - len(nodes) if strategy.noise_by_clients else 0
         rng = np.random.default_rng()
         fill = {others[place] for place in rng.permutation(len(others))[: max(wanted, 0)]}
         order = rng.permutation(np.array([*nodes, *fill], np.uint64)).tolist()  # numbers tell clients nothing
         number = {node: place + 1 for place, node in enumerate(order)}
         threshold = max(2, len(order) // 2 + 1)
-        least = max(strategy.least_replies, threshold)
+        least = max(strategy.least_vectors, threshold)
         server = SumServer(plan := SumPlan(code.dim, code.bits, threshold, least, secrets.token_bytes(16)))
         told = self._with_parameters(
             request, stage="keys", threshold=threshold, stddev=code.stddev, length=code.length,

@@ -77,7 +77,7 @@ class Progress(Callback):
             (
                 *(f"{name} {_short(value, '.3f')}" for name, value in shown.items()),
                 f"clip {report.clip:.3g}",
-                f"fraction within {_short(report.fraction_within, '.2f')}",
+                f"fraction within {_fraction(report.fraction_within)}",
                 f"epsilon so far {epsilon}" if accounted == done else f"epsilon {epsilon} after {accounted} rounds",
             )
         )
@@ -98,6 +98,11 @@ class Progress(Callback):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _fraction(noisy: float | None) -> str:
+    """A noisy fraction; outside [0, 1] the word is beside it."""
+    return _short(noisy, ".2f") + " (noisy)" * (noisy is not None and not 0 <= noisy <= 1)
 
 
 def _short(number: float | None, digits: str) -> str:
