@@ -25,9 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import recording
 import torch
-from noise_table import interval
 from torch import nn
 
 import clipline as cl
@@ -51,7 +49,7 @@ class Example(NamedTuple):
     measure: Measure
 
 
-class _Caught(Exception):  # noqa: N818 (no error)
+class _Caught(Exception):
     pass
 
 
@@ -74,7 +72,7 @@ def caught(source: str) -> dict[str, Any]:
     own = cl.Training
     cl.__dict__["Training"] = Catching
     try:
-        exec(compile(source, "example", "exec"), scope)  # noqa: S102 (a script of the repository)
+        exec(compile(source, "example", "exec"), scope)
     except _Caught:
         pass
     finally:
@@ -206,8 +204,8 @@ class SearchingClip(cl.QuantileClip):
 # ---------------------------------------------------------------- runs
 
 
-def ways(rate: float, example_level: bool, adaptive: bool) -> dict[str, dict[str, Any]]:
-    """Name to the arguments in which a training differs from the example's own."""
+def ways(rate: float, example_level: bool, adaptive: bool, short: bool) -> dict[str, dict[str, Any]]:
+    """Name to the arguments in which a training differs from the example's own; `short`: servers and grid alone."""
     today = cl.ServerSGD(momentum=0.0) if example_level else cl.ServerSGD()
     now = {"server": cl.ServerNormalised()}
     banded = now if example_level else {**now, "noise": cl.BandedNoise()}  # refused where n is declared for examples
@@ -215,6 +213,8 @@ def ways(rate: float, example_level: bool, adaptive: bool) -> dict[str, dict[str
     for client in CLIENT_FACTORS:
         for server in SERVER_RATES:
             found[f"grid {client:.3g} {server:g}"] = {"server": cl.ServerSGD(server), "rate": client * rate}
+    if short:
+        return found
     for factor in FAR:
         found[f"now {factor:g} r"] = {**now, "rate": factor * rate}
         found[f"today {factor:g} r"] = {"server": today, "rate": factor * rate}
@@ -226,14 +226,14 @@ def ways(rate: float, example_level: bool, adaptive: bool) -> dict[str, dict[str
     return found
 
 
-def runs(name: str, seed: int, done: set[str]) -> list[dict[str, Any]]:
+def runs(name: str, seed: int, done: set[str], short: bool) -> list[dict[str, Any]]:
     """Every way that is not done yet, of one seed and side by side."""
     at = EXAMPLES[name]()
     own = {key: value for key, value in at.training.items() if key not in ("model", "seed", "server")}
     local, people = own.pop("local"), own["population"]
     own["compute"] = cl.Compute(device="cpu", workers=1)
     adaptive = not isinstance(own.get("clip"), cl.FixedClip)
-    asked = ways(local.lr, people.example_level, adaptive)
+    asked = ways(local.lr, people.example_level, adaptive, short)
     found = [(way, changes) for way, changes in asked.items() if f"{name} {way} {seed}" not in done]
     trainings = []
     for _, changes in found:
@@ -268,7 +268,7 @@ def run(wanted: argparse.Namespace) -> None:
                 return
             done = {one["key"] for one in _lines(wanted.out)}
             begun, spent = time.monotonic(), time.process_time()
-            lines = runs(name, seed, done)
+            lines = runs(name, seed, done, wanted.short)
             with wanted.out.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
             print(f"{name} {seed}: {len(lines)} runs, {time.process_time() - spent:.0f} s of one core, "
@@ -287,6 +287,7 @@ def main() -> None:
     parser.add_argument("--tasks", default=",".join(EXAMPLES))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--short", action="store_true", help="leave out other client rates and starts of the clip")
     wanted = parser.parse_args()
     run(wanted)
 
