@@ -19,8 +19,9 @@ from packaging.utils import parse_sdist_filename as parse_sdist
 
 INDEX = "https://pypi.org/simple"
 HEAD = """\
-# Made from constraints.txt by .ci/hashes.py: what pip installs is then, to the last bit, what was tested.
-# pip install --require-hashes -r constraints-hashes.txt, and then pip install --no-deps .
+# Made from constraints.txt by .ci/hashes.py and the wheel of torch for CPUs that tests run with:
+# what pip installs is then, to the last bit, what was tested. Linux on x86-64, and Python 3.11 for that build.
+# Install with --no-deps --require-hashes -r constraints-hashes.txt, then with --no-deps --no-build-isolation .
 """
 
 
@@ -64,7 +65,7 @@ def main(*wheels: str) -> None:
         place = next(place for place, pin in enumerate(pins) if canonicalize_name(pin[0]) == name)
         if str(released).split("+")[0] != pins[place][1]:
             raise SystemExit(f"{file.name} is not {pins[place][0]}=={pins[place][1]}: name a wheel of that version")
-        found[place].append(sha256(file.read_bytes()).hexdigest())
+        found[place] = [sha256(file.read_bytes()).hexdigest()]
     lines = [
         " \\\n".join([f"{name}=={version}", *(f"    --hash=sha256:{one}" for one in digests)])
         for (name, version), digests in zip(pins, found, strict=True)

@@ -1,7 +1,7 @@
 """How fast is the accountant? Against dp_accounting 0.6.0, in one run, on the same machine.
 
     python benchmarks/accounting_speed.py            prints a table
-    python benchmarks/accounting_speed.py --record   also writes it into docs/results/performance.md
+    python benchmarks/accounting_speed.py --record   also writes it into benchmarks/results/README.md
 
 dp_accounting pins old versions of other packages, so that it gets a throw-away environment of its own. Each question is
 asked of both in turn, several times, and the medians are compared. Our caches are emptied before every question:
@@ -119,7 +119,7 @@ def ask_ours(question: str) -> tuple[float, float]:
 def main() -> None:
     """Ask both sides, print, and record if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--record", action="store_true", help="write docs/results/performance.md")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/results/README.md")
     record = parser.parse_args().record
     os.environ["OMP_NUM_THREADS"] = "1"
     rows = []

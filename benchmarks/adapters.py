@@ -8,7 +8,7 @@
 
 Peer on a core: the same users one by one, by turns, three times each; the least counts. On a GPU every system has a
 process of its own, one after the other (benchmarks/lora); pfl is looked for in benchmarks/.carry (peers/carry.py) too.
-Needs the extra `adapters`. Last results: docs/tutorials/adapters.md.
+Needs the extra `adapters`. Last results: docs/howto/adapters.md.
 """
 
 from __future__ import annotations

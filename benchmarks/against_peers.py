@@ -1,7 +1,7 @@
 """How long is one round of the same training by clipline, pfl-research, FedJAX and Flower's simulation?
 
     python benchmarks/against_peers.py --task emnist_cr            prints a table
-    python benchmarks/against_peers.py --task so_lr --record       also writes it into docs/results/performance.md
+    python benchmarks/against_peers.py --task so_lr --record       also writes it into benchmarks/results/README.md
     python benchmarks/against_peers.py --quick --json              few users; the last line is one JSON object
     python benchmarks/against_peers.py --data real                 whole trainings on real users: trainings/whole.py
 
@@ -72,7 +72,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="few users and rounds")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON, from system to its numbers")
-    parser.add_argument("--record", action="store_true", help="write docs/results/performance.md")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/results/README.md")
     parser.add_argument("--commit", help="to be recorded, where there is no git to ask")
     parser.add_argument("--here", action="store_true", help="use this Python for all systems, install nothing")
     parser.add_argument("--options", nargs="*", default=[], metavar="KEY=VALUE", help="more for clipline's Training")

@@ -1,7 +1,7 @@
 """Question: how fast does each kind of file become a store, and how much memory does that take?
 
 Peer: none. Every file holds the same 28 x 28 images of `--users` users in random order, which is the worst one (HDF5 is
-always grouped). Run `python benchmarks/data_preparation.py`. The last result is in docs/results/performance.md.
+always grouped). Run `python benchmarks/data_preparation.py`. The last result is in benchmarks/results/README.md.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """What does each fast part buy? A round with it and without it, by turns, each in a process of its own.
 
-Peer: the same round with the part switched off (`FastParts`). What buys less than 5% on its benchmark is taken out.
+Peer: the same round with the part switched off (`FastParts`). What does not make a usual job 1.5 times
+faster, or two of the paper's tasks 1.2 times, is taken out.
 
     python benchmarks/fast_parts.py [--device cpu|cuda] [--parts prefetch ...] [--turns 3] [--record]
 """
@@ -14,15 +15,12 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import recording
 import synthetic
-import uneven_users
 from torch.nn import functional
 
 from clipline.engine.core.fast_parts import FastParts
-from clipline.engine.gpu import recorded_step
-from clipline.engine.gpu.kernels import convolution, group_norm, lstm
+from clipline.engine.gpu.kernels import convolution, lstm
 from clipline.engine.stacked import vmap_layers
 
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
@@ -40,7 +38,6 @@ class Bench:
     rounds: int
     workers: int = 1
     precision: str = "float32"
-    uneven: bool = False
 
 
 ON_CORES = {
@@ -48,14 +45,11 @@ ON_CORES = {
 }
 ON_GPU = {
     "compiled_steps": Bench("emnist_cr", 100, 20, precision="bf16"),
-    "straggler_streams": Bench("emnist_cr", 100, 40, precision="bf16", uneven=True),
     "prefetch": Bench("so_lr", 100, 20),
     "device_noise": Bench("so_lr", 100, 20),
-    "kernels": Bench("emnist_cr", 100, 20, precision="bf16"),  # all of the next three, and sums of updates
+    "kernels": Bench("emnist_cr", 100, 20, precision="bf16"),  # both of the next two
     "lstm_kernel": Bench("shakespeare", 100, 10, precision="bf16"),
     "convolution_kernels": Bench("emnist_cr", 100, 20, precision="bf16"),
-    "group_norm": Bench("cifar100", 100, 10, precision="bf16"),  # as one operation, `kernels/group_norm.py`
-    "kept_copies": Bench("emnist_cr", 100, 20, precision="bf16"),  # of weights in bfloat16, `gpu/dynamic_batch.py`
     "stacked_product": Bench("emnist_cr", 100, 20, precision="bf16"),  # dense layers, `stacked/vmap_layers.py`
 }
 
@@ -66,10 +60,6 @@ def _without(part: str) -> None:
         lstm.fused = lambda tensor: False
     elif part == "convolution_kernels":
         convolution.fused = lambda tensor: False
-    elif part == "group_norm":
-        group_norm._served = lambda values, groups: False
-    elif part == "kept_copies":
-        recorded_step.CompiledStep.copies = lambda self, arguments: {}
     elif part == "stacked_product":
         vmap_layers.Linear.forward = lambda self, values: functional.linear(values, self.weight, self.bias)
     else:
@@ -85,11 +75,7 @@ def measured(part: str, bench: Bench, device: str, used: bool) -> float:
     elif not used:
         _without(part)
     options = {"fast": fast, "workers": bench.workers if device == "cpu" else 1, "precision": bench.precision}
-    if bench.uneven:
-        sizes = uneven_users.stack_overflow_sizes(np.random.default_rng(1))
-        made = synthetic.training(bench.task, sizes, bench.users, device=device, **options)
-    else:
-        made = even_training(bench.task, bench.users, device, options)
+    made = even_training(bench.task, bench.users, device, options)
     with made.backend.running():
         return 1e3 * synthetic.seconds_a_round(made, bench.rounds)[0]
 
@@ -118,7 +104,7 @@ def main() -> None:
                 taken[used].append(float(out.split()[-1]))
         fast, plain = (statistics.median(taken[used]) for used in (True, False))
         bench = benches[part]
-        what = f"{bench.task}, {bench.users} users{', uneven' if bench.uneven else ''}"
+        what = f"{bench.task}, {bench.users} users"
         least = [f"{min(taken[used]):.1f}" for used in (True, False)]
         rows.append((f"`{part}`", what, f"{fast:.1f}", f"{plain:.1f}", f"{100 * (plain / fast - 1):+.0f}%", *least))
         print(rows[-1], {used: [round(one, 1) for one in all_] for used, all_ in taken.items()}, flush=True)

@@ -2,10 +2,10 @@
 
     python benchmarks/federation_speed.py            # half a minute; needs the extra `federation` for the masks
 
-| 1,206,590 parameters, 16 bits | target | 2026-11-19, x86_64, 2 busy cores, Python 3.11.7, torch 2.13.0+cpu |
+| 1,206,590 parameters, 16 bits | target | 2026-11-19, 830d97ce, x86_64, 2 busy cores, Python 3.11.7, torch 2.13.0+cpu |
 | --- | --- | --- |
-| 100 users encoded, summed and decoded | 4 s | 2.14 s |
-| more memory for 100 users than for 5 | 0 | 28 MiB of 288 |
+| 100 users encoded, summed and decoded | 4 s | 2.48 s |
+| more memory for 100 users than for 5 | 0 | 9 MiB of 288 |
 | 1.2M exact draws of noise, words of the system | 0.3 s | 0.10 s |
 | masks of one client among 100 | 0.2 s | 0.04 s |
 | upload of a user and round | 2.5 MB | 2.42 MB |

@@ -2,7 +2,7 @@
 
 Peer: the same training without clipping and noise. Run `python benchmarks/main_job.py [--seeds N]` in the installed
 environment; each training is a process of its own, so that time and memory are those a user would see.
-The last result is in docs/results/performance.md.
+The last result is in benchmarks/results/README.md.
 """
 
 import argparse

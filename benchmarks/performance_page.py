@@ -1,10 +1,11 @@
-"""Write docs/results/performance.md, and its picture, from what is recorded in benchmarks/results.
+"""Write docs/results/performance.md, its picture, and results/README.md, from what is recorded in results.
 
     python benchmarks/performance_page.py
 
 `results/*.jsonl` has a line for each measurement against peers: whole trainings (against_peers.py --data real) and
 warm rounds (against_peers.py --record). `results/details/*.md` has a section each, as a benchmark with --record or a
-person wrote it. `page/template.md` has the sentences between. A test holds the page equal to what this makes.
+person wrote it. The folder `page` has the sentences between: `template.md` those of the page, `records.md` those of the
+README, which has every record.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from page import chart, tables
 from page.comparison import comparisons
 from trainings.records import RESULTS, read
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "docs"))
+from wrap import wrapped
+
 DETAILS = RESULTS / "details"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "performance.md"
-TEMPLATE = Path(__file__).resolve().parent / "page" / "template.md"
+TEMPLATES = Path(__file__).resolve().parent / "page"
 PICTURE = PAGE.with_suffix(".png")
 # Where a section stands, by the beginning of its title; those that fit nowhere come last.
 GROUPS = {
@@ -54,8 +58,8 @@ def sections() -> dict[str, dict[str, str]]:
     return {group: inside for group, inside in found.items() if inside}
 
 
-def page() -> str:
-    """The whole page."""
+def page(template: str) -> str:
+    """The template of that name with its tables."""
     sys.path.insert(0, str(PAGE.parents[2] / "src"))
     from clipline_paper.facts import ENTRIES
 
@@ -63,6 +67,7 @@ def page() -> str:
     parts = {
         "answer": tables.answer(rows),
         "top": tables.top(rows),
+        "short": tables.short_top(rows),
         "sizes": tables.sizes(rows),
         "paper": tables.at_paper_rounds(rows, {name: facts.rounds for name, facts in ENTRIES.items()}),
         "empty": tables.empty_cells(rows),
@@ -74,15 +79,17 @@ def page() -> str:
             for group, inside in sections().items()
         ),
     }
-    text = TEMPLATE.read_text(encoding="utf-8")
+    text = (TEMPLATES / template).read_text(encoding="utf-8")
     for name, part in parts.items():
         text = text.replace(f"{{{{{name}}}}}", part)
-    return re.sub(r"\n{3,}", "\n\n", text.rstrip() + "\n")
+    return wrapped(re.sub(r"\n{3,}", "\n\n", text.rstrip() + "\n"))
 
 
 def write() -> None:
-    """The page, and the picture if its numbers have changed."""
-    PAGE.write_text(page(), encoding="utf-8")
+    """The page, the records, and the picture if its numbers have changed."""
+    PAGE.write_text(page("template.md"), encoding="utf-8")
+    records = page("records.md").replace("](../", "](../../docs/").replace("docs/../docs/", "docs/")
+    (RESULTS / "README.md").write_text(records, encoding="utf-8")
     numbers = chart.bars(comparisons(read(sorted(RESULTS.glob("*.jsonl")))))
     if chart.drawn_in(PICTURE) != numbers:
         chart.draw(numbers, PICTURE)

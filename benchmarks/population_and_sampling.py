@@ -1,7 +1,7 @@
 """Question: does the cost of sampling and of opening a stored population depend on the number of users?
 
 Peer: itself at other sizes (flat is the goal for the population, linear for the cohort). Run
-`python benchmarks/population_and_sampling.py`. The last result is in docs/results/performance.md.
+`python benchmarks/population_and_sampling.py`. The last result is in benchmarks/results/README.md.
 """
 
 import statistics

@@ -3,7 +3,7 @@
     python benchmarks/program_counts.py so_lr=STORE [emnist_cr=STORE ...] [--rounds 300] [--cohort-size 100] [--record]
 
 Cohorts, blocks and numbers of users at every step are those that a GPU would see. A step of some number of users is
-recorded when it comes for the third time (`_WARM_UP` of engine/stacked/step.py).
+recorded when it comes for the third time (`_WARM_UP` of engine/gpu/recorded_step.py).
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ from clipline.training.loop import draws_of
 
 
 def steps_of_a_round(stack: Any, request: CohortRequest) -> list[tuple[Any, ...]]:
-    """(rows of small matrices, group of users, number of users) of every step of a round."""
+    """(rows of small matrices, number of users) of every step of a round."""
     users, owners, places = stack._sorted_by_work([request])
     found = []
     for start in range(0, len(users), stack.block_size):
         part = slice(start, start + stack.block_size)
         for block in stack._prepare([request], users[part], owners[part], places[part]):
             rooms = tuple(touched.rows.shape[1] for touched in block.rows.values())
-            for group, chosen in stack._stragglers._parted(block.steps).items():
-                most = stack._stragglers._capacities[group]
-                active = (block.steps.counts[chosen] > 0).sum(axis=0).tolist()
-                found += [(rooms, group, min(graph_width(count), most)) for count in active if count]
+            active = (block.steps.counts > 0).sum(axis=0).tolist()
+            found += [(rooms, min(graph_width(count), stack.block_size)) for count in active if count]
     return found
 
 
@@ -54,8 +52,8 @@ def counted(task: str, store: str, rounds: int, cohort_size: int) -> tuple[str, 
         for step in steps_of_a_round(stack, CohortRequest(params, cohort, number, lambda: 1.0)):
             programs.setdefault(step[0], number)
             calls[step] += 1
-            if calls[step] == _WARM_UP + 1 and recorded[step[:2]] < _MOST_GRAPHS:
-                recorded[step[:2]] += 1
+            if calls[step] == _WARM_UP + 1 and recorded[step[0]] < _MOST_GRAPHS:
+                recorded[step[0]] += 1
                 recordings[step] = number
     draws.close()
     late = sum(first >= rounds // 3 for first in recordings.values())

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-DETAILS = Path(__file__).resolve().parent / "results" / "details"  # sections of docs/results/performance.md
+DETAILS = Path(__file__).resolve().parent / "results" / "details"  # sections of results/README.md
 
 
 def gpu_name() -> str:
@@ -51,7 +51,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def record(title: str, body: str) -> None:
-    """Keep the section, in the place of the last one of that title, and write docs/results/performance.md anew."""
+    """Keep the section, in the place of the last one of that title, and write the pages anew."""
     import performance_page
 
     write_section(DETAILS, title, body)

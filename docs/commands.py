@@ -1,5 +1,7 @@
-"""Writes the page of all commands from the commands themselves."""
+"""Writes the pages of all commands and of all public modules from the code itself."""
 
+import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,8 +48,45 @@ def page() -> str:
     return "\n".join(lines)
 
 
+def public_modules(packages: str) -> dict[str, str]:
+    """The modules that the page of packages calls public, and what each is for."""
+    return dict(
+        re.findall(r"^\| `(clipline[\w.]*)` \| (.*) \|$", packages.partition("## Public modules")[2], re.MULTILINE)
+    )
+
+
+def about(thing: object) -> str:
+    """The first sentence of a docstring; of a value, its type."""
+    if inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing):
+        return (inspect.getdoc(thing) or "").partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+    kind = type(thing).__name__
+    return (
+        f"a type: `{thing}`" if kind in ("GenericAlias", "_GenericAlias", "UnionType") else f"a value of type `{kind}`"
+    )
+
+
+def modules(packages: str) -> str:
+    """Every name of the public modules, with its arguments."""
+    lines = [
+        "# Names of the public modules",
+        "",
+        "What packages may build on. The names of `clipline` itself have pages of their own.",
+        "",
+    ]
+    for name, what in public_modules(packages).items():
+        if name == "clipline":
+            continue
+        module = importlib.import_module(name)
+        lines += [f"## {name}", "", f"For {what}.", "", "| name | what it is |", "| --- | --- |"]
+        lines += [f"| `{one}` | {about(getattr(module, one))} |" for one in sorted(module.__all__, key=str.lower)]
+        lines.append("")
+    return "\n".join(lines)
+
+
 def write(folder: Path) -> None:
-    """Write `reference/commands.md`, if it has changed."""
-    file, text = folder / "reference" / "commands.md", page()
-    if not file.exists() or file.read_text(encoding="utf-8") != text:
-        file.write_text(text, encoding="utf-8")
+    """Write `reference/commands.md` and `reference/modules.md`, if they have changed."""
+    reference = folder / "reference"
+    packages = (reference / "packages.md").read_text(encoding="utf-8")
+    for file, text in ((reference / "commands.md", page()), (reference / "modules.md", modules(packages))):
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            file.write_text(text, encoding="utf-8")

@@ -7,6 +7,7 @@ import clipline
 
 sys.path.insert(0, str(Path(__file__).parent))
 import commands
+import notebooks
 
 commands.write(Path(__file__).parent)
 
@@ -36,3 +37,6 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 pygments_style, pygments_dark_style = "a11y-high-contrast-light", "a11y-high-contrast-dark"
 copybutton_prompt_text = "$ "
+
+
+setup = notebooks.connect

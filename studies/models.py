@@ -11,6 +11,7 @@ import argparse
 import importlib.metadata
 import platform
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import date
@@ -21,6 +22,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "docs"))
+from wrap import wrapped
 
 import clipline as cl
 from clipline.engine.stacked.probe import CannotStack
@@ -270,7 +274,7 @@ def main() -> None:
     arguments = parser.parse_args()
     text = page([tried(case) for case in CASES])
     if arguments.write:
-        PAGE.write_text(text, encoding="utf-8")
+        PAGE.write_text(wrapped(text), encoding="utf-8")
     print(text)
 
 

@@ -59,8 +59,9 @@ def _programs_of_the_tests_alone(tmp_path_factory: pytest.TempPathFactory) -> No
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs are traced but not compiled."""
+    """Programs are traced but not compiled, nor stored."""
     monkeypatch.setattr("clipline.engine.gpu.programs.inductor.compiled", Uncompiled)
+    monkeypatch.setattr("clipline.engine.gpu.programs.program_cache._storable", lambda graph: False)
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ SOURCE = Path(clipline.__file__).parent  # of the package under test, which may 
 def load_script(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look for their types
     spec.loader.exec_module(module)
     return module
 
@@ -124,9 +125,8 @@ def _noting_places(stack: Stacked, places: list[NDArray[np.int64]]):
     updates_of = stack._updates_of
 
     def noted(requests, trained):
-        for (part, _), found in zip(trained.stacks, updates_of(requests, trained), strict=True):
-            places.append(trained.block.places[part])
-            yield found
+        places.append(trained.block.places)
+        return updates_of(requests, trained)
 
     return mock.patch.object(stack, "_updates_of", noted)
 
@@ -204,7 +204,7 @@ def small_training(rounds: int, clip=None, noise_multiplier: float = 0.5, **opti
 class Uncompiled:
     """A traced step that runs operation by operation, in place of a compiled one: compiling takes minutes, or a GPU."""
 
-    versions, one_number = 1, False
+    one_number = False
 
     def __init__(self, graph, inputs, by_user):
         self.graph = graph
@@ -229,3 +229,22 @@ def terminal_of(monkeypatch, columns, stream="stderr"):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys, stream, _Screen())
     return getattr(sys, stream)
+
+
+def everything_in(thing, found=None):
+    """All bytes that can be reached from an object."""
+    found = [] if found is None else found
+    if isinstance(thing, bytes | bytearray):
+        found.append(bytes(thing))
+    elif isinstance(thing, np.ndarray):
+        found.append(thing.tobytes())
+    elif isinstance(thing, dict):
+        for key, value in thing.items():
+            everything_in(key, found)
+            everything_in(value, found)
+    elif isinstance(thing, list | tuple | set):
+        for one in thing:
+            everything_in(one, found)
+    elif hasattr(thing, "__dict__"):
+        everything_in(vars(thing), found)
+    return found

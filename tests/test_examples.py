@@ -52,4 +52,4 @@ def test_an_example_is_short_and_has_cells(name):
     text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
     assert len(text.splitlines()) < 60
     assert len(re.findall(r"^# %% ", text, re.MULTILINE)) >= 4
-    assert f"examples/{name}.py" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"examples/{name}.py" in (ROOT / "docs" / "start" / "examples.md").read_text(encoding="utf-8")

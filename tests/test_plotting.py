@@ -1,12 +1,14 @@
 import math
-from itertools import pairwise
+from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 
 from clipline.plotting import (
     ORDERED,
     ORDERED_DARK,
     PALETTE,
+    PALETTE_DARK,
     LineEnd,
     label_ends,
     new_figure,
@@ -38,6 +40,35 @@ def test_a_scale_gets_lighter_so_that_no_kind_of_colour_vision_is_needed(scale, 
 def test_the_palette_is_that_of_okabe_and_ito():  # https://jfly.uni-koeln.de/color
     rgb = [(0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), (0, 0, 0)]
     assert [tuple(bytes.fromhex(colour[1:])) for colour in PALETTE] == rgb
+
+
+# Linear red, green and blue as seen without M cones, without L cones: Machado, Oliveira, Fernandes 2009, severity 1.
+DEUTERANOPE = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+PROTANOPE = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+TO_XYZ = np.array(
+    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
+)
+
+
+def seen(colour, eye):
+    """The colour in CIELAB as this eye has it; distances are those of CIE 1976, where 2.3 can just be noticed."""
+    parts = np.array(list(bytes.fromhex(colour[1:]))) / 255
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    xyz = TO_XYZ @ np.clip(eye @ linear, 0, 1) / (TO_XYZ @ np.ones(3))
+    f = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("eye", [np.eye(3), DEUTERANOPE, PROTANOPE], ids=["usual", "deuteranope", "protanope"])
+@pytest.mark.parametrize("colours", [PALETTE, PALETTE_DARK, ORDERED, ORDERED_DARK])
+def test_no_two_colours_look_alike_to_any_of_these_eyes(colours, eye):
+    each = [seen(colour, np.array(eye)) for colour in colours]
+    assert min(np.linalg.norm(one - other) for one, other in combinations(each, 2)) > 12
+
+
+def test_crimson_and_green_would_be_noticed():
+    crimson, green = (seen(colour, np.array(DEUTERANOPE)) for colour in ("#dc143c", "#008000"))
+    assert np.linalg.norm(crimson - green) < 12
 
 
 def test_colours_between_the_stops_are_mixed():

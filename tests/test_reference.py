@@ -4,7 +4,7 @@ import inspect
 import re
 
 import pytest
-from samples import ROOT
+from samples import ROOT, load_script
 
 import clipline
 
@@ -77,3 +77,14 @@ def test_every_file_of_a_run_is_named():
     files = set(re.findall(r'"(\w+\.(?:toml|jsonl|safetensors|png|html|key))"', source))
     assert {"settings.toml", "ledger.jsonl", "metrics.jsonl", "model.safetensors"} <= files
     assert {file for file in files if f"`{file}`" not in page} == set()
+
+
+def test_every_name_of_a_public_module_says_what_it_is():
+    commands = load_script(ROOT / "docs" / "commands.py")
+    packages = (ROOT / "docs" / "reference" / "packages.md").read_text(encoding="utf-8")
+    named = commands.public_modules(packages)
+    assert {"clipline", "clipline.privacy", "clipline.tasks"} < set(named)
+    page = commands.modules(packages)
+    for module in set(named) - {"clipline"}:
+        for name in inspect.importlib.import_module(module).__all__:
+            assert re.search(rf"^\| `{name}` \| \S", page, re.MULTILINE), f"{module}.{name}"

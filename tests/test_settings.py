@@ -15,8 +15,7 @@ from clipline.cli.train import command
 from clipline.federated.mechanism import BandedNoise
 from clipline.privacy.relations import Relation
 from clipline.settings import GROUPS, SETTINGS, Settings, check, keywords_for
-from clipline.tasks.handwriting import TASK
-from clipline.tasks.strokes import CHARACTERS
+from clipline.tasks.handwriting import CHARACTERS, TASK
 from clipline.tasks.train_settings import TrainSettings, settings_from
 from clipline.training.options import Compute, Privacy
 
@@ -68,7 +67,7 @@ def test_flags_are_the_declared_names_with_their_help_and_group():
     flags = {option.name: option for option in command.params if option.name in SETTINGS}
     assert [name for name in SETTINGS if name != "task"] == [name for name in flags if name != "task"]
     own = {option.name for option in command.params} - SETTINGS.keys()
-    assert own == {"config", "model", "out", "resume", "as_json", "tensorboard", "no_report"}
+    assert own == {"config", "help_all", "model", "out", "resume", "as_json", "tensorboard", "no_report"}
     for name, option in flags.items():
         if name != "task":
             declared = SETTINGS[name]

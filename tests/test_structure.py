@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,11 @@ PAPER = SOURCE.parent / "clipline_paper"  # above all rooms: tests/clipline_pape
 ALL_FILES = [*FILES, *sorted(PAPER.rglob("*.py"))]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def room(path: Path) -> str:
     parts = path.relative_to(SOURCE).parts
     return parts[0].removesuffix(".py")
@@ -49,7 +55,7 @@ def imported_rooms(path: Path) -> set[str]:
     """The rooms of clipline that a file imports, wherever in the file."""
     package = ["clipline", *path.relative_to(SOURCE).with_suffix("").parts][:-1]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             name = ".".join([*base, *([node.module] if node.module else [])])
@@ -62,11 +68,11 @@ def imported_rooms(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if room(p) not in ("__init__", "__main__")], ids=str)
-def test_imports_go_down_only(path):
-    mine = LEVELS[room(path)]
-    for other in imported_rooms(path) - {room(path), "__version__"}:
-        assert LEVELS[other] < mine, f"{path.name} is on level {mine} and imports {other}, on level {LEVELS[other]}"
+def test_imports_go_down_only():
+    for path in (p for p in FILES if room(p) not in ("__init__", "__main__")):
+        mine = LEVELS[room(path)]
+        for other in imported_rooms(path) - {room(path), "__version__"}:
+            assert LEVELS[other] < mine, f"{path} is on level {mine} and imports {other}, on level {LEVELS[other]}"
 
 
 # The rooms of the engine, from below; files beside them are above them all. See `engine/__init__.py`.
@@ -81,7 +87,7 @@ def imported_modules(name: str) -> set[str]:
     """The modules of `src` that a module imports when it runs, also within functions, but not for types alone."""
     path = MODULES[name]
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    found, nodes = set(), [ast.parse(path.read_text(encoding="utf-8"))]
+    found, nodes = set(), [parsed(path)]
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -101,13 +107,12 @@ def engine_level(module: str) -> int:
     return ENGINE_LEVELS.get(module.split(".")[2], 4)
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("clipline.engine.")])
-def test_imports_inside_the_engine_go_down_only(module):
-    others = {name for name in imported_modules(module) if name.startswith("clipline.engine.")}
-    room = module.split(".")[2]
-    for other in others:
-        same = other.split(".")[2] == room or engine_level(module) == 4
-        assert same or engine_level(other) < engine_level(module), f"{module} imports {other}, which is not below it"
+def test_imports_inside_the_engine_go_down_only():
+    modules = [name for name in MODULES if name.startswith("clipline.engine.")]
+    for module in modules:
+        for other in imported_modules(module) & {*modules}:
+            same = other.split(".")[2] == module.split(".")[2] or engine_level(module) == 4
+            assert same or engine_level(other) < engine_level(module), f"{module} imports {other}, not below it"
 
 
 def test_no_module_imports_itself_by_way_of_others():
@@ -130,11 +135,12 @@ def test_the_import_reader_sees_imports():
     assert "clipline.engine.core.problem" in imported_modules("clipline.engine.stacked.trainer")
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if room(p) == "privacy"], ids=str)
-def test_privacy_code_knows_no_array_framework_but_numpy(path):
+def test_privacy_code_knows_no_array_framework_but_numpy():
     names = {
         name.split(".")[0]
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path in FILES
+        if room(path) == "privacy"
+        for node in ast.walk(parsed(path))
         for name in (
             [alias.name for alias in node.names]
             if isinstance(node, ast.Import)
@@ -150,7 +156,7 @@ def test_only_the_mechanism_makes_a_release():
     makers = {
         path.relative_to(SOURCE).as_posix()
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Release"
     }
     assert makers == {"federated/mechanism.py", "federated/discrete_mechanism.py"}
@@ -222,15 +228,14 @@ def test_importing_stays_light(command):
     assert out.strip() == "[]"
 
 
-@pytest.mark.parametrize("path", ALL_FILES, ids=str)
-def test_text_is_read_and_written_as_utf8_whatever_the_locale(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def test_text_is_read_and_written_as_utf8_whatever_the_locale():
+    for path, node in ((file, node) for file in ALL_FILES for node in ast.walk(parsed(file))):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         opens = node.func.attr == "open" and all(isinstance(word, ast.Constant) for word in node.args)
         modes = [word.value for word in node.args] if opens else []
         if node.func.attr in ("read_text", "write_text") or (opens and not any("b" in mode for mode in modes)):
-            assert "encoding" in [word.arg for word in node.keywords], f"{path.name}:{node.lineno}"
+            assert "encoding" in [word.arg for word in node.keywords], f"{path}:{node.lineno}"
 
 
 def test_files_that_the_architecture_page_names_exist():
@@ -243,14 +248,11 @@ def test_files_that_the_architecture_page_names_exist():
     assert (ROOT / "docs" / "images" / "architecture.svg").is_file()
 
 
-ROOMS = sorted(path.parent for path in ALL_FILES if path.name == "__init__.py" and path.parent != SOURCE)
-
-
-@pytest.mark.parametrize("folder", ROOMS, ids=lambda folder: folder.relative_to(SOURCE.parent).as_posix())
-def test_a_package_says_what_it_is_for_and_where_to_begin(folder):
-    about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
-    assert about.count("\n") >= 1
-    assert re.search("[Bb]egin with `", about), "where to begin"
+def test_a_package_says_what_it_is_for_and_where_to_begin():
+    for path in (path for path in ALL_FILES if path.name == "__init__.py" and path.parent != SOURCE):
+        about = ast.get_docstring(parsed(path)) or ""
+        assert about.count("\n") >= 1, path
+        assert re.search("[Bb]egin with `", about), f"{path} does not say where to begin"
 
 
 def test_federated_is_algorithm_1_and_nothing_else():
@@ -262,7 +264,7 @@ def test_federated_is_algorithm_1_and_nothing_else():
 
 
 def fenced(path: Path) -> str:
-    about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    about = ast.get_docstring(parsed(path)) or ""
     return about if "Plain twin" in about else ""
 
 

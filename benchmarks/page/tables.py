@@ -98,6 +98,14 @@ def top(rows: Sequence[Comparison]) -> str:
     return table(head, [[cell.replace(" ", NO_BREAK) for cell in line] for line in lines]).replace(LINE, "<br>")
 
 
+def short_top(rows: Sequence[Comparison]) -> str:
+    """The same with fewer columns: trainings on real users, and warm rounds, of what was measured."""
+    pair = "clipline / pfl-research"
+    head = ["machine", "precision", "task", f"whole training: {pair}", "times", f"warm round: {pair}", "times"]
+    lines = [_row(row) for of in by_arithmetic(rows).values() if of[0].measured for row in rows if row in of]
+    return table(head, [line[:5] + line[7:9] for line in lines])
+
+
 def _row(row: Comparison) -> list[str]:
     cells = [short(row.machine), row.pair, f"`{row.task}`"]
     for data in DATA:

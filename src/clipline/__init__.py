@@ -15,7 +15,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 
 if TYPE_CHECKING:
     from .data.population import Population
-    from .data.statistics.private_statistics import PrivateStatistics
+    from .data.private_statistics import PrivateStatistics
     from .engine.core.fast_parts import FastParts
     from .errors import CliplineError, HopelessNoiseWarning, SettingError
     from .federated.clip_controllers import FixedClip, QuantileClip, ScheduledClip
@@ -52,7 +52,7 @@ __all__ = [
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        ".data.statistics.private_statistics": "PrivateStatistics",
+        ".data.private_statistics": "PrivateStatistics",
         ".engine.core.fast_parts": "FastParts",
         ".errors": "CliplineError HopelessNoiseWarning SettingError",
         ".federated.clip_controllers": "FixedClip QuantileClip ScheduledClip",

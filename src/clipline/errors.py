@@ -6,16 +6,19 @@ Every message names the thing, its value, the limit and a way out, in one senten
 from __future__ import annotations
 
 import difflib
+import errno
 import math
 import numbers
 from collections.abc import Iterable
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 __all__ = [
     "CliplineError", "ModuleError", "PopulationError", "PrivateError", "RunError", "SettingError", "WorkerError",
     "check_choice", "nearest", "refuse",
 ]  # fmt: skip
 
+# What to do after an error in the middle of a run.
+GO_ON = "resume the run (one that has no checkpoint has to start again)"
 _MOST_SHOWN = 20  # entries of a list or dict in a message
 _LONGEST = 20_000  # letters of a message
 _LONGEST_WORD, _MOST_WORDS = 80, 100  # of names that may be meant
@@ -80,6 +83,13 @@ class HopelessNoiseWarning(UserWarning):
     Example:
       >>> warnings.simplefilter("error", cl.HopelessNoiseWarning)  # stop instead
     """
+
+
+def regular(path: Path) -> Path:
+    """The path, unless a pipe or a device is there: reading it could wait without end, or never stop."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "no regular file but a pipe or a device", str(path))
+    return path
 
 
 def printable(text: str) -> str:

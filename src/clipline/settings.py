@@ -319,8 +319,8 @@ class Settings:
         way_out="4.0 is a usual target", unset="that of --epsilon, or no limit",
     )  # fmt: skip
     noise_source: str = setting(
-        "seed (replayable; keep the seed secret) or system (for a model that is given away).", PRIVACY,
-        default="seed", choices=("seed", "system"),
+        "seed (replayable: whoever knows the seed can subtract the noise) or system (nobody can).", PRIVACY,
+        default="seed", choices=("seed", "system"), unset="seed if a seed is given, else system",
     )  # fmt: skip
 
     test_users: int | None = setting(
@@ -368,8 +368,8 @@ class Settings:
     )  # fmt: skip
 
     seed: int = setting(
-        "Seed of all randomness.", RUN, default=0, at_least=0, at_most=2**63 - 1,
-        way_out="give a seed such as 0 or 2026", unset="drawn, and stored",
+        "Repeats a run, for simulations: all randomness comes from it.", RUN, default=0, at_least=0, at_most=2**63 - 1,
+        way_out="give a seed such as 0 or 2026", unset="drawn, for the initial model alone",
     )  # fmt: skip
     unprivate_timing: bool = setting(
         "Store how long each round took, which tells who took part.", RUN, default=False,

@@ -191,19 +191,6 @@ def pachinko_labels(
     return out
 
 
-def pachinko_split(
-    labels: Whole, coarse_of_fine: Whole, users: int, examples_per_user: int, rng: np.random.Generator
-) -> Whole:
-    """Rows (users, examples_per_user) of the data set with these fine labels; no row is given twice."""
-    fine = len(coarse_of_fine)
-    chosen = pachinko_labels(np.bincount(labels, minlength=fine), coarse_of_fine, users, examples_per_user, rng)
-    rows = np.empty(chosen.shape, np.int64)
-    for label in range(fine):
-        takers = np.flatnonzero(chosen.ravel() == label)
-        rows.ravel()[takers] = rng.permutation(np.flatnonzero(labels == label))[: len(takers)]
-    return rows
-
-
 def _cumulative(mixture: NDArray[np.float64], left: Whole) -> NDArray[np.float64]:
     """Cumulative weights of the labels that are left, scaled so that every draw in [0, 1) falls on one of them."""
     weights = np.where(left > 0, mixture, 0.0)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clipline.data.chunks import Chunk
-from clipline_paper.preprocessing import pachinko_split
+from clipline_paper.preprocessing import Whole, pachinko_labels
 
 TRAIN_USERS, TEST_USERS = 500, 100  # of CIFAR-100, as in the original
 IMAGES_PER_USER = 200  # of EMNIST: 197.5 in the original, so that a user takes as many steps as there
@@ -40,6 +40,19 @@ def cifar100(folder: Path, seed: int) -> tuple[dict[str, Iterator[Chunk]], dict[
         "train": dealt(["cifar100_train_a.zip", "cifar100_train_b.zip"], TRAIN_USERS, 0),
         "test": dealt(["cifar100_test.zip"], TEST_USERS, 1),
     }, {}
+
+
+def pachinko_split(
+    labels: Whole, coarse_of_fine: Whole, users: int, examples_per_user: int, rng: np.random.Generator
+) -> Whole:
+    """Rows (users, examples_per_user) of the data set with these fine labels; no row is given twice."""
+    fine = len(coarse_of_fine)
+    chosen = pachinko_labels(np.bincount(labels, minlength=fine), coarse_of_fine, users, examples_per_user, rng)
+    rows = np.empty(chosen.shape, np.int64)
+    for label in range(fine):
+        takers = np.flatnonzero(chosen.ravel() == label)
+        rows.ravel()[takers] = rng.permutation(np.flatnonzero(labels == label))[: len(takers)]
+    return rows
 
 
 def _sheets(archives: list[Path], names: list[str]) -> tuple[Pixels, NDArray[np.int64]]:

@@ -16,12 +16,16 @@ import datetime
 import itertools
 import math
 import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
+from wrap import wrapped
 
 from clipline.federated.clipping import ClippedSum
 from clipline.federated.draws import NoiseNow
@@ -145,4 +149,4 @@ if __name__ == "__main__":
     parser.add_argument("--runs", type=int, default=400_000)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    arguments.out.write_text(page(arguments.runs), encoding="utf-8")
+    arguments.out.write_text(wrapped(page(arguments.runs)), encoding="utf-8")

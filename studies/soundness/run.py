@@ -20,6 +20,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded, as in all its children
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
 import arithmetic
 import inputs
 import modules
@@ -30,6 +31,7 @@ import stacks
 import streams
 import torch
 from attack import Attack, Value
+from wrap import wrapped
 
 import clipline
 
@@ -61,7 +63,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.table:
         before, after = (json.loads(path.read_text()) for path in given.table)
-        given.out.write_text(document(before, after))
+        given.out.write_text(wrapped(document(before, after)))
         print(given.out)
         return 0
     chosen = ATTACKS

@@ -50,21 +50,6 @@ def test_fields_may_be_given_several_times(clipline, posts, tmp_path):
     assert list(Population.open(tmp_path / "posts").fields) == ["hours", "score"]
 
 
-def test_gaps_are_refused_or_filled_as_asked(clipline, tmp_path):
-    (tmp_path / "t.csv").write_text("u,x\na,1.5\nb,\nb,2.5\n")
-    command = ["data", "prepare", "table", "--from", "t.csv", "--to", "t", "--user-column", "u"]
-    code, _, err = clipline(*command)
-    assert code == 2
-    assert "has no value for 'x' in row 2 (1 missing up to row 3)" in err
-    code, _, err = clipline(*command, "--missing", "nothing")
-    assert code == 2
-    assert "--missing 'nothing' must be a finite number" in err
-    code, _, err = clipline(*command, "--missing", "-1")
-    assert code == 0, err
-    assert Population.open(tmp_path / "t").of(1)["x"].tolist() == [-1, 2.5]
-    assert Population.open(tmp_path / "t").column_options == {"missing": -1}
-
-
 def test_a_known_data_set_is_prepared_listed_and_described(clipline, tmp_path):
     write_original(tmp_path / "clipline-data", "cifar100", "sqlite")
     code, out, err = clipline(
@@ -221,32 +206,6 @@ def test_the_page_on_data_runs_as_printed(clipline, tmp_path, monkeypatch):
         exec(compile(block, "docs/howto/data.md", "exec"), {})
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.csv", "user,x,x\n1,2,3\n"),
-        ("a.jsonl", "null\n"),
-        ("a.jsonl", '{"user": ' + "[" * 100_000 + "\n"),
-        ("a.npz", "PK"),
-        ("a.parquet", "PAR1"),
-        ("a.h5", "\x89HDF"),
-        ("a.sqlite", "SQLite format 3"),
-        ("a.csv", ""),
-        ("a.csv", None),
-    ],
-)
-def test_a_file_that_cannot_be_read_gets_one_sentence_and_leaves_nothing(clipline, tmp_path, name, content):
-    if content is None:
-        (tmp_path / name).mkdir()
-    else:
-        (tmp_path / name).write_text(content, encoding="latin-1")
-    code, out, err = clipline("data", "prepare", "table", "--from", name, "--to", "store", "--user-column", "user")
-    assert (code, out) == (2, "")
-    assert err.startswith(f"error: '{name}'")
-    assert len(err.splitlines()) == 1
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
 RIDES = """rider,city,zip,start,age,late
 ann,Rome,007,2026-01-01 06:00:00,,1
 bob,Oslo,8,2026-01-02 00:00:00,30,0
@@ -330,29 +289,6 @@ def test_lists_of_a_table_get_a_width_from_the_command_line(clipline, tmp_path):
     people = Population.open(tmp_path / "t")
     assert people.fields["t"].tolist() == [[1, 2], [4, -1]]
     assert people.fields["t_length"].tolist() == [2, 1]
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--fill", "x"], "--fill='x' must be COLUMN=VALUE: give --fill age=40"),
-        (["--fill", "=4"], "--fill='=4' must be COLUMN=VALUE"),
-        (["--fill", "x=1", "--fill", "x=2"], "--fill='x=2' must be given once for 'x'"),
-        (["--fill", "x=nan"], "--fill x=nan must be a finite number"),
-        (["--fill", "z=1"], "--fill names 'z', which is no field"),
-        (["--lengths", "x=many"], "--lengths x='many' must be a whole number"),
-        (["--lengths", "x=3"], "but lengths are for lists"),
-        (["--timestamps", "x=days after Easter"], "must be seconds, minutes, hours or days since a date"),
-        (["--categories", "x=a,a"], "--categories x='a list' must be without a value that comes twice"),
-        (["--pad", "zero"], "--pad 'zero' must be a finite number"),
-    ],
-)
-def test_column_options_out_of_range_are_refused_in_a_sentence(clipline, tmp_path, flags, words):
-    (tmp_path / "t.csv").write_text("u,x\na,1\nb,2\n")
-    code, _, err = clipline("data", "prepare", "table", "--from", "t.csv", "--to", "t", "--user-column", "u", *flags)
-    assert code == 2
-    assert words in err
-    assert not (tmp_path / "t").exists()
 
 
 @pytest.mark.parametrize(

@@ -49,16 +49,38 @@ def test_what_cannot_be_reported_is_refused_in_one_sentence(clipline, tmp_path, 
     assert len(err.splitlines()) == 1
 
 
-def test_live_serves_until_ctrl_c(tmp_path):
-    write_run(tmp_path / "r")
+@pytest.mark.parametrize("there", [True, False])
+def test_live_serves_until_ctrl_c_and_waits_for_a_run_that_has_not_begun(tmp_path, there):
+    if there:
+        write_run(tmp_path / "r")
     live = subprocess.Popen(
         [sys.executable, "-m", "clipline", "report", "--live", str(tmp_path / "r")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
+    if not there:
+        assert live.stderr.readline() == f"waiting for {tmp_path / 'r'} ...\n"
+        write_run(tmp_path / "r")
     url = re.match(r"(http://127\.0\.0\.1:\d+/) follows", live.stdout.readline())[1]
     with urllib.request.urlopen(url) as page:
         assert b"uPlot" in page.read()
     live.send_signal(signal.SIGINT)
     out, err = live.communicate(timeout=20)
     assert (live.returncode, out, err) == (0, "", "ended\n")
+
+
+@pytest.mark.parametrize("command", ["report", "plan"])
+def test_a_bare_command_shows_its_usage_and_an_example(clipline, command):
+    code, out, err = clipline(command)
+    assert (code, err) == (2, "")
+    assert out.startswith(f"Usage: clipline {command} ")
+    assert f"Example:  clipline {command} " in out
+    assert len(out.splitlines()) == 5
+
+
+def test_a_page_is_opened_on_request(clipline, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    write_run(tmp_path / "r")
+    assert clipline("report", "r", "--open")[0] == 0
+    assert opened == [(tmp_path / "r" / "report.html").as_uri()]

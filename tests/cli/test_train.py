@@ -4,9 +4,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -14,7 +11,6 @@ import matplotlib.image
 import pytest
 import torch
 from safetensors.torch import load_file
-from samples import ROOT
 
 from clipline import Compute, HopelessNoiseWarning
 from clipline.cli.train import command, resolve
@@ -22,6 +18,7 @@ from clipline.privacy.accountant import account
 from clipline.privacy.ledger import Ledger
 from clipline.tasks.handwriting import HandwritingNet
 from clipline.training.progress import Progress
+from clipline.trust.verify import seal
 
 SMALL = ["--population-size", "300", "--cohort-size", "30", "--rounds", "4", "--workers", "1"]
 FILES = ["curves.png", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "report.html", "settings.toml"]
@@ -32,7 +29,7 @@ def lines(path):
 
 
 def test_a_run_leaves_everything_that_a_reviewer_needs_and_a_summary_to_quote(clipline, real_curves, tmp_path):
-    code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--out", "run")
+    code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--seed", 2**61, "--out", "run")
     assert code == 0, err
     run = tmp_path / "run"
     assert sorted(path.name for path in run.iterdir()) == FILES
@@ -59,6 +56,8 @@ def test_a_run_leaves_everything_that_a_reviewer_needs_and_a_summary_to_quote(cl
     assert "follow it with  clipline report --live run\n" in err.split("round ")[0]  # before the first round
     assert "round 4/4" in err  # progress is on standard error
     assert "round 4/4" not in out
+    assert f"seal {seal(run)}: note it elsewhere" in out
+    assert seal(run) in (run / "report.html").read_text()
     assert out.splitlines()[-1] == f"report: {Path('run') / 'report.html'}"
     # What is stored trains the same model again.
     clipline("train", "--config", "run/settings.toml", "--no-report", "--out", "again")
@@ -69,6 +68,19 @@ def test_a_run_leaves_everything_that_a_reviewer_needs_and_a_summary_to_quote(cl
     code, out, _ = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--max-epsilon", limit, "--json")
     answer = json.loads(out.splitlines()[-1])
     assert (code, answer["stopped"], answer["rounds"], answer["epsilon"]) == (0, "budget", 2, limit)
+
+
+def test_without_a_seed_the_noise_is_the_systems_and_a_seed_for_it_has_to_be_given(clipline, tmp_path):
+    flags = [*SMALL[:4], "--rounds", "1", "--noise-multiplier", "0.7", "--no-report"]
+    code, out, err = clipline("train", *flags, "--out", "r")
+    assert code == 0, err
+    assert "seed" not in out
+    settings = tomllib.loads((tmp_path / "r" / "settings.toml").read_text())
+    assert settings["noise_source"] == "system"
+    assert "resume.key" not in [path.name for path in (tmp_path / "r").iterdir()]
+    code, _, err = clipline("train", *flags, "--noise-source", "seed", "--out", "s")
+    assert code == 2
+    assert "seed=None must be given where noise_source='seed': give --seed 7, or leave --noise-source out" in err
 
 
 def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
@@ -97,6 +109,7 @@ def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
 def test_a_training_that_fails_says_so_before_and_after_and_on_its_report(clipline, tmp_path):
     code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.3", "--seed", 2**61, "--out", "r")
     assert code == 0, err
+    assert re.search(r"^server rate 1 may have to be lower: .* The noise here is 0\.7\d clips\.$", err, re.MULTILINE)
     # 5,994 parameters: 0.3 / 30 * sqrt(5994) = 0.774 clips, and a little more for the count
     assert re.search(
         r"^can it train\?  feasible: the noise is 0\.7\d times the longest possible mean", err, re.MULTILINE
@@ -213,71 +226,15 @@ def test_an_interrupted_run_resumes_to_the_same_model_with_any_number_of_workers
     assert all((whole[name] - shared[name]).norm() <= 1e-5 * whole[name].norm() for name in whole)
 
 
-def started(*arguments):
-    """A command line in a process of its own."""
-    command = [sys.executable, "-m", "clipline", *arguments]
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def waited_for(path, process):
-    for _ in range(600):
-        if path.exists():
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
-    raise AssertionError(f"{path} never came")
-
-
-@pytest.mark.filterwarnings("ignore::clipline.engine.workers.forked.ManyWorkersWarning")
-def test_two_processes_cannot_resume_one_run_and_a_killed_one_leaves_it_free_with_its_workers(
-    clipline, tmp_path, monkeypatch
-):
-    run = tmp_path / "run"
-    flags = [*SMALL[:4], "--rounds", "300", "--noise-multiplier", "1.0", "--workers", "2"]
-    flags += ["--evaluate-every", "1"]  # and a checkpoint after every round
-    with started("train", *flags, "--out", str(run)) as first:
-        try:
-            waited_for(run / "checkpoint.safetensors", first)
-            first.send_signal(signal.SIGSTOP)  # so that nothing changes while we look
-            before = {path.name: path.read_bytes() for path in run.iterdir()}
-            code, out, err = clipline("train", "--resume", run)
-            assert (code, out) == (2, "")
-            assert err == (
-                f"error: run directory {str(run)!r} must be free, and another process is at work there: "
-                "wait until it has ended, or stop it\n"
-            )
-            assert clipline("train", *SMALL, "--out", run)[0] == 2
-            assert {path.name: path.read_bytes() for path in run.iterdir()} == before
-        finally:
-            first.kill()  # the parent alone: its two workers have to notice
-            killed = time.monotonic()
-            first.wait()
-    seen = []
-
-    def once(self, report, state):
-        seen.append(time.monotonic())
-        if len(seen) == 1:  # a second Ctrl-C does not wait for the end of a round
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Progress, "on_round", once)
-        code, out, err = clipline("train", "--resume", run)
-    assert code == 130, err
-    assert "interrupted: go on with" in out
-    assert seen[0] - killed < 30  # the time of a start: the lock was free at once
-    assert (run / "checkpoint.safetensors").exists()
-
-
-def test_a_new_run_in_a_folder_where_another_begins_is_refused_and_writes_nothing(clipline, tmp_path):
+def test_a_folder_in_which_another_process_is_at_work_is_refused_and_stays_as_it_was(clipline, tmp_path):
     from clipline.training.durable import DirectoryLock
 
     (tmp_path / "run").mkdir()
     with DirectoryLock(tmp_path / "run"):
-        code, _, err = clipline("train", *SMALL, "--noise-multiplier", "0", "--out", "run")
-    assert code == 2
-    assert "another process is at work there" in err.splitlines()[-1]
+        for flags in (["--noise-multiplier", "0", "--out", "run"], ["--resume", "run"]):
+            code, out, err = clipline("train", *(SMALL if "--out" in flags else []), *flags)
+            assert (code, out) == (2, "")
+            assert "another process is at work there: wait until it has ended, or stop it" in err.splitlines()[-1]
     assert list((tmp_path / "run").iterdir()) == []
 
 
@@ -380,7 +337,12 @@ def test_help_is_there_for_everything(clipline):
     assert code == 0
     assert "train" in out
     assert "reproduce" in out
-    code, out, _ = clipline("train", "--help")
+    code, out, _ = clipline("train", "-h")
+    assert (code, out) == clipline("train", "--help")[:2]
+    assert out.count("\n  --") <= 13  # those of a first week
+    assert "--help-all" in out
+    assert "--sampling" not in out
+    code, out, _ = clipline("train", "--help-all")
     for flag in ("--config", "--rounds", "--cohort-size", "--sampling", "--clip", "--quantile", "--noise-multiplier",
                  "--epsilon", "--delta", "--seed", "--out", "--device", "--workers", "--unprivate-timing",
                  "--json"):  # fmt: skip

@@ -103,23 +103,19 @@ def test_a_task_of_ones_own_from_the_search_to_the_final_training(mine, tmp_path
     code, again, _ = mine("tune", "mine.py", *ASKED, *FLAGS, "--data", "private.npz")
     assert (code, again) == (0, out)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "tuned/runs").iterdir()} == before
-    # Another epsilon takes the same runs and leaves the files of the first one as they are.
+    # Another question takes the same runs and leaves the files of the first one as they are. More noise may be tried.
     kept = {name: (tmp_path / "tuned" / name).read_bytes() for name in ("final.toml", "tune.json", "tune.html")}
-    code, other, err = mine("tune", "mine.py", *ASKED, *FLAGS, "--data", "private.npz", "--epsilon", 1)
+    other = [*ASKED, *FLAGS, "--data", "private.npz", "--epsilon", 1, "--independent-noise"]
+    code, out, err = mine("tune", "mine.py", *other)
     assert code == 0, err
-    assert "clipline train mine.py --config tuned/final-epsilon-1.toml" in other
-    stricter = tomllib.loads((tmp_path / "tuned/final-epsilon-1.toml").read_text(encoding="utf-8"))
-    assert stricter["max_epsilon"] == 1
-    assert "tune-epsilon-1.html" in (tmp_path / "tuned/final-epsilon-1.toml").read_text(encoding="utf-8")
+    name = "final-epsilon-1-noise-independent.toml"
+    assert f"clipline train mine.py --config tuned/{name}" in out
+    stricter = tomllib.loads((tmp_path / "tuned" / name).read_text(encoding="utf-8"))
+    assert (stricter["max_epsilon"], stricter["noise"]) == (1, "independent")
+    assert stricter["count_stddev"] == stricter["cohort_size"] / 20
+    assert "tune-epsilon-1-noise-independent.html" in (tmp_path / "tuned" / name).read_text(encoding="utf-8")
     assert {name: (tmp_path / "tuned" / name).read_bytes() for name in kept} == kept
     assert planned(mine)["epsilon"] == plan["epsilon"]
-    # Without bands the cohort has to be larger. More noise may be tried, and no run is repeated.
-    code, _, err = mine("tune", "mine.py", *ASKED, *FLAGS, "--data", "private.npz", "--independent-noise")
-    assert code == 0, err
-    plain = tomllib.loads((tmp_path / "tuned/final-noise-independent.toml").read_text(encoding="utf-8"))
-    assert plain["noise"] == "independent"
-    assert plain["cohort_size"] >= final["cohort_size"]
-    assert plain["count_stddev"] == plain["cohort_size"] / 20
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "tuned/runs").iterdir()}.items() >= before.items()
     # And what it wrote trains: on the private users, with the promise that was asked for.
     flags = ["--config", "tuned/final.toml", "--workers", 1, "--out", "trained", "--json"]
@@ -244,7 +240,7 @@ def test_what_is_not_there_is_refused_with_a_way_out(mine, arguments, words):
 def test_a_file_of_settings_tunes_its_task(mine, tmp_path):
     settings = 'task = "mine.py"\ndata = "private.npz"\nuser_column = "user"\nepsilon = 4.0\npopulation_size = 100000\n'
     (tmp_path / "mine.toml").write_text(settings + "rounds = 4\nclient_lr = 0.1\ncohort_size = 50\n", encoding="utf-8")
-    flags = ["--proxy", "proxy.npz", "--cohort-size", 20, "--runs", 3]
+    flags = ["--proxy", "proxy.npz", "--cohort-size", 20, "--runs", 3, "--independent-noise"]
     flags += ["--search", "optuna"] if importlib.util.find_spec("optuna") else []
     code, _, err = mine("tune", "mine.toml", *flags, *FLAGS)
     assert code == 0, err
@@ -254,7 +250,7 @@ def test_a_file_of_settings_tunes_its_task(mine, tmp_path):
 
 
 def test_killed_and_asked_again_it_repeats_no_run(mine, tmp_path):
-    arguments = [*ASKED, *FLAGS, "--rounds", 20, "--runs", 3]
+    arguments = [*ASKED, *FLAGS, "--rounds", 20, "--runs", 3, "--independent-noise"]
     command = [sys.executable, "-m", "clipline", "tune", "mine.py", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)

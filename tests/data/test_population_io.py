@@ -221,47 +221,6 @@ def test_a_table_of_every_format_equals_the_arrays_that_are_in_it(ending, memory
     assert population.fingerprint() == Population.from_arrays(RIDERS, minutes=MINUTES, **second).fingerprint()
 
 
-@pytest.mark.parametrize("ending", WRITERS)
-def test_a_prepared_table_opens_with_the_ids_of_its_users(ending, tmp_path):
-    from clipline.data import prepare_table
-
-    WRITERS[ending](tmp_path / f"rides{ending}")
-    prepare_table(tmp_path / f"rides{ending}", tmp_path / "store", "rider")
-    equal(Population.open(tmp_path / "store"), Population.from_table(tmp_path / f"rides{ending}", user="rider"))
-    assert Population.open(tmp_path / "store").user_ids.tolist() == ["ann", "bob", "zoë"]
-
-
-def test_a_table_with_chosen_fields_text_and_users_without_rows(tmp_path):
-    path = tmp_path / "notes.csv"
-    path.write_text("author,note,score\nbob,abc,1\nann,x,2\n")
-    with pytest.raises(PopulationError, match="field 'note' is text but a store holds numbers: leave it out of the f"):
-        Population.from_table(path, user="author")
-    plain = Population.from_table(path, user="author", fields=["score"], known_users=["cay"])
-    equal(plain, Population.from_arrays(["bob", "ann"], known_users=["cay"], score=[1, 2]))
-    lengths = Population.from_table(path, user="author", text=lambda notes: np.array([len(note) for note in notes]))
-    equal(lengths, Population.from_arrays(["bob", "ann"], note=[3, 1], score=[1, 2]))
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("rides.csv", {"user": "ridr"}, "has no user column 'ridr': did you mean 'rider'?"),
-        ("rides.csv", {"user": "rider", "fields": ["minuts"]}, "has no field 'minuts': did you mean 'minutes'?"),
-        ("rides.csv", {"user": "rider", "scratch": "nowhere"}, "scratch='nowhere' is no folder: make it"),
-        ("none.csv", {"user": "rider"}, "none.csv' does not exist: give the path of a file"),
-        ("rides.xlsx", {"user": "rider"}, "rides.xlsx' is of no known kind: give a file that ends in .parquet"),
-    ],
-)
-def test_a_table_that_cannot_be_read_is_refused_with_a_way_out_and_nothing_is_left(tmp_path, name, options, words):
-    write_csv(tmp_path / "rides.csv")
-    (tmp_path / "rides.xlsx").write_text("?")
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(PopulationError) as error:
-        Population.from_table(tmp_path / name, **{"scratch": tmp_path, **options})
-    assert words in str(error.value)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_columns_may_have_the_names_of_our_own_arguments(tmp_path):
     np.savez(tmp_path / "a.npz", cls=[1, 2], user_ids=[3, 4], known_users=[5, 6], user=["b", "a"])
     table = Population.from_table(tmp_path / "a.npz", user="user")

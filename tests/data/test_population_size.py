@@ -59,11 +59,6 @@ def test_neighbours_of_a_declared_training_are_sampled_and_accounted_alike():
         assert training(neighbour).algorithm.event != training(population).algorithm.event
 
 
-def test_the_noise_of_a_declared_training_does_not_depend_on_how_many_came():
-    calibrated = [training(n, population_size=60, noise_multiplier=None, epsilon=2.0) for n in (60, 59, 30)]
-    assert len({one.noise_multiplier for one in calibrated}) == 1
-
-
 def test_a_cohort_of_all_declared_users_is_right_for_the_neighbour_too():
     population = small_population(30)
     for neighbour in (population, without(population, 3)):

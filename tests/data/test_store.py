@@ -54,24 +54,6 @@ def test_ids_may_be_any_text_and_users_may_have_nothing(tmp_path):
     assert sizes == {"ジョン": 2, "a/b": 1, "..": 1, "Ωmega": 1, "silent": 0}
 
 
-def test_bytes_are_read_as_utf8_ids(tmp_path):
-    write_store(tmp_path / "s", [rows_of(np.array(["ü".encode(), b"a"]))], source="by hand")
-    assert Population.open(tmp_path / "s").user_ids.tolist() == ["a", "ü"]
-
-
-def test_progress_ends_with_every_row(tmp_path):
-    seen = []
-    write_store(
-        tmp_path / "s",
-        [rows_of(range(50))],
-        source="s",
-        memory_bytes=800,
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert seen[-1] == (50, 50)
-    assert len(seen) > 3
-
-
 @pytest.mark.parametrize(
     ("chunks", "words"),
     [

@@ -149,7 +149,7 @@ def test_every_round_trains_a_cohort_of_its_own_once(source):
     assert len({tuple(users) for _, users in watching.came}) == 6
     sampler, streams = training.algorithm.sampler, training.problem.runs[0].streams
     anew = [(t, sampler.draw(streams.sampling(t)).users.tolist()) for t in range(6)]
-    assert (watching.came == anew) == (source == "seed")
+    assert watching.came == anew  # under the same key too
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -167,7 +167,7 @@ def test_noise_that_would_vanish_or_overflow_is_refused_before_anything_is_relea
 def test_the_smallest_clip_still_has_noise():
     """20 releases of one sum at the smallest clip are 20 different numbers, of the stated size."""
     mechanism, streams = GaussianMechanism(10, 1.0), Streams(0, "system")
-    means = [float(mechanism.release(zero_sum(1, 1e-30), streams.noise(0)).mean[0]) for _ in range(20)]
+    means = [float(mechanism.release(zero_sum(1, 1e-30), streams.noise(t)).mean[0]) for t in range(20)]
     assert len(set(means)) == 20
     assert np.std(means) == pytest.approx(1e-31, rel=0.8)  # 5 standard errors of 20 draws: once in a million
 

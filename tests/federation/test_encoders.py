@@ -324,6 +324,26 @@ def test_a_count_that_would_drown_is_refused():
         secure_integers(5000, 14, cohort_size=1000, noise_multiplier=1.0, count_stddev=400.0)
 
 
+@pytest.mark.parametrize("dim", [1000, 1_206_590])
+def test_the_norm_test_in_whole_numbers_never_overflows(dim):
+    """Little noise on 32 bits: without a limit the squared norm of a vector would pass 2^63."""
+    code = secure_integers(dim, 32, cohort_size=1, noise_multiplier=0.001, count_stddev=0.5, fixed_size=True)
+    longest = math.isqrt(code.bound_squared) + 2 * math.isqrt(code.dim) + 2  # each number rounded up, not yet tested
+    assert longest**2 < 2**63
+    if dim < 10_000:
+        update = updates(dim, 1.0)["rotated into one number"]
+        numbers = centred(code.encode(joint_of(update, 1.0), 1.0, 0, rng_of()), 32)
+        assert 0.9 * code.length**2 < squared(numbers) <= code.bound_squared
+
+
+@pytest.mark.parametrize(
+    "odd", [{"length": 2.0**32}, {"length": math.inf}, {"stddev": 2.0}, {"stddev": math.nan}, {"bit_weight": -1.0}]
+)
+def test_numbers_of_a_code_that_a_server_makes_up_are_refused(odd):
+    with pytest.raises(SettingError, match=next(iter(odd))):
+        replace(code_of(), **odd)
+
+
 @pytest.mark.parametrize("bits", [13, 33, 18.0, True, "18"])
 def test_bits_outside_the_range_are_refused(bits):
     with pytest.raises(SettingError, match="bits"):

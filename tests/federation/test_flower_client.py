@@ -16,6 +16,7 @@ import clipline as cl
 from clipline.errors import SettingError
 from clipline.federation.flower_client import clipped
 from clipline.federation.flower_in_process import InProcessGrid
+from clipline.federation.flower_messages import declared
 
 ARRAYS = ArrayRecord({"a": torch.zeros(DIM - 2), "z": torch.zeros(2)})
 
@@ -31,9 +32,13 @@ def asked(nodes, told, node=1000, clients=None):
     return reply.content
 
 
-TRAIN = {"stage": "train", "names": ["z", "a"], "clip": 0.3, "round": 0, "fills-up": False}
+SECURE = cl.SecureSum(24)
+TRAIN = {
+    "stage": "train", "names": ["z", "a"], "clip": 0.3, "round": 0, "fills-up": False, "upload": declared(None),
+}  # fmt: skip
 KEYS = {
-    **TRAIN, "stage": "keys", "threshold": 2, "stddev": 20.0, "length": 9.0, "bit-weight": 3.0, "round-id": b"r",
+    **TRAIN, "stage": "keys", "upload": declared(SECURE),
+    "threshold": 2, "stddev": 20.0, "length": 9.0, "bit-weight": 3.0, "round-id": b"r",
 }  # fmt: skip
 
 
@@ -77,6 +82,14 @@ def test_a_training_that_fails_sends_a_zero_update_that_was_not_within(train, ca
     assert "Ann" not in "".join(capfd.readouterr())
 
 
+def test_only_a_node_whose_owner_says_true_shows_errors():
+    made = ClientApp()
+    made.train(mods=[clipped()])(failing)
+    nodes = InProcessGrid(made, 1, shows_errors=False)
+    nodes.contexts[1000].node_config["shows-errors"] = "false"
+    assert vector(asked(nodes, TRAIN)).tolist() == [0.0] * DIM + [-0.5]
+
+
 def test_one_s_own_errors_are_shown_in_one_process():
     made = ClientApp()
     made.train(mods=[clipped()])(failing)
@@ -98,17 +111,48 @@ def test_other_requests_get_nothing(told):
     assert list(asked(grid(shows_errors=False), told)) == []
 
 
-def test_a_node_that_fills_up_a_cohort_adds_nothing():
-    assert vector(asked(grid(), {**TRAIN, "fills-up": True})).tolist() == [0.0] * (DIM + 1)
+UPLOADS = [None, cl.Quantised(8), cl.Quantised(4), cl.RandomMask(0.5), cl.RandomMask(1.0), SECURE, cl.SecureSum(18),
+           cl.SecureSum(24, least_survivors=3)]  # fmt: skip
 
 
-def opened(count=3, least=2, upload=cl.SecureSum(24)):  # noqa: B008 (immutable)
+@pytest.mark.parametrize("own", UPLOADS, ids=str)
+def test_a_node_answers_no_server_whose_upload_is_another(own):
+    nodes, stage = InProcessGrid(app(own), 1, shows_errors=False), KEYS if isinstance(own, cl.SecureSum) else TRAIN
+    for other in UPLOADS:
+        reply = asked(nodes, {**stage, "number": 1, "upload": declared(other)})
+        assert bool(list(reply)) == (other == own)
+    assert list(asked(nodes, {**stage, "number": 1, "upload": declared(own).replace("encoding 1", "encoding 0")})) == []
+
+
+def test_a_node_makes_no_share_of_a_noise_that_is_none():
+    for odd in ({"stddev": 0.0}, {"stddev": math.nan}, {"length": 2.0**40}, {"bit-weight": -3.0}):
+        assert list(asked(grid(SECURE, shows_errors=False), {**KEYS, "number": 1, **odd})) == []
+
+
+def test_a_node_that_cannot_open_a_box_names_the_sender_and_is_out_of_the_round():
+    nodes, boxes = opened()
+    told = {"stage": "masked", "round-id": b"r"}
+    own = {sender: own["1"] for sender, own in boxes.items() if sender != "1"}
+    reply = asked(nodes, told, 1000, {**own, "3": bytes(160)})
+    assert dict(reply["reply"]) == {"3": bytes(1)}
+    assert list(asked(nodes, told, 1000, own)) == []
+
+
+@pytest.mark.parametrize("upload", [None, cl.Quantised(8), SECURE], ids=str)
+def test_a_node_without_noise_of_its_own_fills_up_no_cohort(upload):
+    """Its zeros would count as a vector, and hide nobody."""
+    told = {**(KEYS if upload == SECURE else TRAIN), "number": 1, "upload": declared(upload)}
+    assert list(asked(grid(upload), told)) == ["reply"]
+    assert list(asked(grid(upload, shows_errors=False), {**told, "fills-up": True})) == []
+
+
+def opened(count=3, least=2, upload=SECURE):
     """Nodes that have answered all stages but the last, and what they are to be asked then."""
     nodes = InProcessGrid(app(upload, least_replies=least), count, shows_errors=False)
     numbers = {1000 + place: place + 1 for place in range(count)}
     keys = {}
     for node, number in numbers.items():
-        keys |= dict(asked(nodes, {**KEYS, "number": number}, node)["reply"])
+        keys |= dict(asked(nodes, {**KEYS, "number": number, "upload": declared(upload)}, node)["reply"])
     boxes = {}
     for node, number in numbers.items():
         reply = asked(nodes, {"stage": "boxes", "round-id": b"r"}, node, keys)

@@ -16,6 +16,7 @@ from clipline.federated.round import Algorithm
 from clipline.federated.sampling import PoissonSampler
 from clipline.federation.encoders import secure_integers
 from clipline.federation.secure_sum import SumClient, SumPlan, SumServer
+from clipline.privacy.accountant import account
 from clipline.privacy.relations import Relation
 from clipline.privacy.two_views import Participations, account_both
 from clipline.random.discrete_gaussian import words_of
@@ -103,10 +104,8 @@ def test_the_ledger_of_such_a_run_makes_two_statements():
     state = federation.algorithm.init(torch.zeros(DIM))
     for _ in range(4):
         state, _ = federation.round(state)
-    both = account_both(
-        state.ledger, delta=1e-3, relation=Relation.ZERO_OUT, participations=federation.asked.most,
-        noise_by_clients=True,
-    )  # fmt: skip
+    outsiders = account(state.ledger, delta=1e-3, relation=Relation.ZERO_OUT)
+    both = account_both(outsiders, state.ledger, federation.asked.most)
     assert both.outsiders.rounds == 4
     assert both.server.rounds == federation.asked.most
     assert both.server.sampler == "none"

@@ -17,6 +17,8 @@ from clipline.privacy.feasibility import (
     mean_update_norm,
     most_parameters,
     noise_norm,
+    rate_text,
+    rate_warning,
     slowdown,
     update_noise,
     usual_cohorts,
@@ -55,6 +57,13 @@ def test_words_come_in_order_and_their_limits_are_included():
     assert verdict_text(2.7) == "hopeless: the noise is 2.7 times the longest possible mean update"
     assert verdict_text(1.001) == "doubtful: the noise is 1.1 times the longest possible mean update"  # rounded up
     assert verdict_text(0.25) == "feasible: the noise is 0.25 times the longest possible mean update"
+
+
+def test_a_server_rate_of_1_is_warned_of_where_handwriting_learned_nothing_at_it():
+    # The record: 0.10, as by chance, at rate 1 from 0.5 clips on; 0.833 at rate 0.3 (studies/noise_norm.py).
+    assert rate_text(0.2) is rate_warning(0.49, 1.0) is rate_warning(3.0, 0.99) is None
+    assert rate_warning(0.5, 1.0).startswith("server rate 1 may have to be lower: at 0.5 clips handwriting learns at ")
+    assert rate_warning(0.7001, 3.0).endswith("and nothing at rate 1. The noise here is 0.71 clips.")  # rounded up
 
 
 def test_the_most_parameters_are_where_the_norm_meets_the_ratio():

@@ -1,6 +1,5 @@
 """Draws of the discrete Gaussian have its law, and the comparisons that decide them are exact."""
 
-import time
 from fractions import Fraction
 
 import mpmath
@@ -120,15 +119,6 @@ def test_the_smallest_word_goes_on_as_far_as_further_bits_say():
 def test_a_deviation_that_cannot_be_drawn_is_refused(stddev):
     with pytest.raises(SettingError, match="stddev"):
         discrete_gaussian(1, stddev, seeded(0))
-
-
-def test_a_million_draws_take_a_fraction_of_a_second():
-    def seconds(source):
-        before = time.process_time()
-        discrete_gaussian(1_200_000, 405.0, words_of(source))
-        return time.process_time() - before
-
-    assert min(seconds(SystemNormal()) for _ in range(5)) < 0.6  # twice the goal, for busy machines
 
 
 @pytest.mark.parametrize("stddev", [0.7, 3.0, 12.5])

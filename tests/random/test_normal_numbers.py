@@ -1,5 +1,6 @@
 """Normal numbers made from words are NumPy's to the last bit, and normal as far as millions of them can show."""
 
+import hashlib
 import math
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,7 +10,7 @@ from scipy import stats
 
 from clipline.errors import RunError
 from clipline.random import normal_numbers
-from clipline.random.normal_numbers import SystemNormal, from_words, numpy_layers, words_for
+from clipline.random.normal_numbers import KeyedNormal, SystemNormal, from_words, numpy_layers, words_for
 
 
 def one_after_the_other(words, count):
@@ -174,5 +175,30 @@ def test_noise_of_the_system_fills_what_it_is_given_from_several_threads():
         )
     assert np.isfinite(numbers).all()
     assert len(np.unique(numbers)) == len(numbers)
-    assert SystemNormal().standard_normal().shape == (1,)
+    assert SystemNormal().part(3).standard_normal().shape == (1,)
     assert SystemNormal().standard_normal(0).shape == (0,)
+
+
+# From a key -----------------------------------------------------------------------------------------------------------
+
+
+def test_words_from_a_key_are_those_of_shake_256_and_the_numbers_numpys_of_them():
+    """The first block is FIPS 202's example of 1600 bits 0xA3, by which the implementation is known to be right."""
+    assert hashlib.shake_256(b"\xa3" * 200).hexdigest(16) == "cd8a920ed141aa0407a22d59288652e9"
+    key = bytes(range(32))
+    text = key + (5).to_bytes(8, "little") + (1).to_bytes(8, "little")  # key, part, number of the call
+    source = KeyedNormal(key).part(5)
+    source.words(3)
+    np.testing.assert_array_equal(source.words(9), np.frombuffer(hashlib.shake_256(text).digest(72), np.uint64))
+    words = KeyedNormal(key).words(words_for(2000))
+    np.testing.assert_array_equal(KeyedNormal(key).standard_normal(2000), from_words(words, 2000))
+
+
+def test_noise_from_a_key_is_normal_and_that_of_another_part_or_key_is_another():
+    key, changed = bytes(32), bytes(31) + b"\1"
+    drawn = [one.standard_normal(50_000) for one in (KeyedNormal(key), KeyedNormal(key, 1), KeyedNormal(changed))]
+    for numbers in drawn:  # fixed keys: 5 deviations
+        assert stats.kstest(numbers, "norm").pvalue > 1e-6
+        assert abs(numbers.mean()) < 5 / math.sqrt(50_000)
+    assert len(np.unique(np.concatenate(drawn))) == 150_000
+    np.testing.assert_array_equal(KeyedNormal(key).standard_normal(50_000), drawn[0])

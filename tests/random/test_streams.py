@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from clipline import SettingError
+from clipline.errors import RunError
 from clipline.random.streams import Streams, counter_bits, keys_of, user_bits, user_order
 
 
@@ -50,10 +51,35 @@ def test_streams_are_replayable_by_seed_purpose_and_round():
     assert Streams(4).initial() == Streams(4).initial() != Streams(5).initial()
 
 
-def test_system_entropy_gives_fresh_noise_and_fresh_cohorts_every_time():
+def drawn(streams, round_index):
+    """Of noise, cohort, rounding, shares of noise and users' randomness some numbers each."""
+    normal = [getattr(streams, name)(round_index).standard_normal(5) for name in ("noise", "shares")]
+    uniform = [getattr(streams, name)(round_index).random(5) for name in ("sampling", "rounding")]
+    return np.concatenate([*normal, *uniform, streams.user_keys("order", round_index, np.arange(5)).astype(float)])
+
+
+def test_from_the_system_everything_follows_from_a_key_that_no_seed_tells():
     streams = Streams(4, noise_source="system")
-    assert streams.noise(0).standard_normal() != streams.noise(0).standard_normal()
-    assert streams.sampling(0).random() != streams.sampling(0).random()
+    first, next_round = drawn(streams, 0), drawn(streams, 1)
+    streams.key.restore(key := streams.key.unprivate_bytes)  # as a resume does
+    again = drawn(streams, 0)
+    np.testing.assert_array_equal(first, again)
+    streams.key.renew()
+    assert len(key) == len(streams.key.unprivate_bytes) == 32
+    for other in (next_round, drawn(streams, 0), drawn(Streams(4), 0), drawn(Streams(4, "system"), 0)):
+        assert not np.isin(first, other).any()
+    assert len(np.unique(first)) == len(first)  # nor do the purposes share anything
+    assert key.hex() not in repr(streams)
+
+
+def test_noise_of_the_system_is_drawn_once_for_each_round_under_a_key():
+    streams = Streams(4, noise_source="system")
+    streams.noise(3)
+    with pytest.raises(RunError, match="the noise of round 3 was drawn before but hides one release only: run the"):
+        streams.noise(3)
+    streams.noise(4)
+    streams.key.renew()
+    streams.noise(3)
 
 
 def test_with_system_entropy_users_draw_what_nobody_can_work_out_from_the_seed():
@@ -62,8 +88,7 @@ def test_with_system_entropy_users_draw_what_nobody_can_work_out_from_the_seed()
     assert key == streams.user_key("order/0", 0, 1)
     assert key not in (Streams(4).user_key("order/0", 0, 1), Streams(4, "system").user_key("order/0", 0, 1))
     assert streams.initial() == Streams(4).initial()  # initial parameters are public
-    assert streams.secret not in repr(streams)
-    shared = Streams(4, "system", streams.secret)  # as torchrun's ranks have it
+    shared = Streams(4, "system", streams.key)  # as torchrun's ranks have it
     assert shared.user_key("order/0", 0, 1) == key
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from samples import small_training
 from torch import nn
 
 import clipline as cl
 from clipline.errors import CliplineError, ModuleError, RunError, SettingError
 from clipline.serve.load import code_of
+from clipline.training.durable import save_tensors
 from clipline.training.model_card import CARD_KEY, MODEL
 
 ODD = [None, [], {}, -1, 10**400, 1e308, True, "x", "\x1b[31m", "9" * 5000, [["x"]]]
@@ -38,7 +38,7 @@ def stored(tmp_path_factory):
 
 
 def with_card(path, tensors, text):
-    save_file(tensors, path / MODEL, metadata={CARD_KEY: text})
+    save_tensors(tensors, path / MODEL, {CARD_KEY: text})
     return path
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 import clipline as cl
 from clipline.errors import ModuleError, PopulationError, RunError, SettingError
+from clipline.training.durable import save_tensors
 
 
 def linear():
@@ -158,6 +159,17 @@ def test_without_a_model_the_way_out_is_told(folder):
         cl.load(folder)
 
 
+def test_a_model_whose_bytes_were_changed_is_refused(folder, tmp_path):
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    for place in (len(data) - 1, data.index(b"epsilon")):  # a value of a tensor; a letter of the guarantee
+        (tmp_path / "model.safetensors").write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(RunError, match="is damaged, its checksum is that of other content: restore it, or save"):
+            cl.load(tmp_path, linear)
+    save_file({"weight": torch.zeros(3, 6)}, tmp_path / "model.safetensors", {"card": "{}"})
+    with pytest.raises(RunError, match="is damaged, it has no checksum"):
+        cl.load(tmp_path, linear)
+
+
 def test_what_is_no_saved_model_is_refused(folder, tmp_path):
     with pytest.raises(RunError, match=r"must be a folder with model.safetensors, and has none"):
         cl.load(tmp_path, linear)
@@ -169,7 +181,7 @@ def test_what_is_no_saved_model_is_refused(folder, tmp_path):
     with pytest.raises(RunError, match=r"has no card, so clipline.load does not know its guarantee"):
         cl.load(tmp_path, linear)
     for card in ("[]", "{}", '{"guarantee": {"epsilon": 1}, "metrics": {}, "model": {"layers": ""}}', "{"):
-        save_file({"weight": torch.zeros(3, 6)}, file, {"card": card})
+        save_tensors({"weight": torch.zeros(3, 6)}, file, {"card": card})
         with pytest.raises(RunError, match=r"damaged card|cannot be read as a saved model"):
             cl.load(tmp_path, linear)
     shutil.copy(folder / "model.safetensors", file)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from clipline.errors import SettingError
-from clipline.tasks.strokes import CHARACTERS, MARGIN, distance_fields, skeletons
+from clipline.tasks.handwriting import CHARACTERS, MARGIN, distance_fields, skeletons
 
 
 def sampled(character):

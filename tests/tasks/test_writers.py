@@ -8,8 +8,7 @@ import pytest
 from clipline.errors import SettingError
 from clipline.random.streams import counter_bits, user_bits
 from clipline.tasks import handwriting as writers
-from clipline.tasks.handwriting import draw_writers, writer_sizes
-from clipline.tasks.strokes import CHARACTERS, skeletons
+from clipline.tasks.handwriting import CHARACTERS, draw_writers, skeletons, writer_sizes
 
 
 @pytest.fixture(scope="module")

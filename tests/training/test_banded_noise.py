@@ -11,7 +11,6 @@ import pytest
 import scipy
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from samples import LOCAL, cross_entropies, linear_float32, small_population
 
 import clipline as cl
@@ -23,6 +22,7 @@ from clipline.privacy.events import GaussianEvent, PoissonSampling
 from clipline.privacy.ledger import Ledger
 from clipline.study.report.reading import read_run_directory
 from clipline.training.callbacks import Callback
+from clipline.training.durable import save_tensors
 from clipline.training.side_by_side import run_together
 from clipline.trust.verify import verify
 
@@ -177,6 +177,7 @@ def test_rounds_that_are_run_again_with_other_noise_share_none_with_the_lost_one
     with pytest.raises(Gone):
         training.run([cl.RunDirectory(folder), kill])
     kill.again()
+    (folder / "resume.key").unlink()
     result = (again := made("system")).resume(folder)
     lost, rest = Ledger.read(folder / "ledger.jsonl").entries
     assert lost == (again.algorithm.event, 6)
@@ -238,7 +239,7 @@ def test_a_checkpoint_whose_noise_is_lost_is_not_resumed_with_the_same_seed(tmp_
     with safe_open(file, "pt") as opened:
         metadata = {**opened.metadata(), "noise": "null"}
         tensors = {name: opened.get_tensor(name) for name in opened.keys() if "noise" not in name}  # noqa: SIM118
-    save_file(tensors, file, metadata)
+    save_tensors(tensors, file, metadata)
     with pytest.raises(SettingError, match="take noise_source='system'"):
         made().resume(folder)
 
@@ -328,6 +329,7 @@ def test_noise_that_begins_anew_is_charged_before_the_budget_is(tmp_path):
     with pytest.raises(Gone):
         made("system", privacy=privacy).run([cl.RunDirectory(tmp_path / "r"), kill])
     kill.again()
+    (tmp_path / "r" / "resume.key").unlink()
     result = (training := made("system", privacy=privacy)).resume(tmp_path / "r")
     assert result.stopped == "budget"
     assert result.guarantee.epsilon <= 3.0

@@ -4,7 +4,7 @@ import time
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from samples import LOCAL, cross_entropies, small_population
 from samples import linear_float32 as linear
 
@@ -12,9 +12,17 @@ from clipline import QuantileClip, ServerAdam, ServerSGD, ServerYogi, Training
 from clipline.errors import ModuleError, RunError
 from clipline.training import checkpoint
 from clipline.training.callbacks import Callback
-from clipline.training.checkpoint import CheckpointWriter, load_checkpoint, save_checkpoint
+from clipline.training.checkpoint import (
+    CheckpointWriter,
+    DamagedCheckpointWarning,
+    load_checkpoint,
+    load_last,
+    save_checkpoint,
+)
+from clipline.training.durable import damage, save_tensors
 from clipline.training.model_card import save_model
 from clipline.training.options import Privacy
+from clipline.training.run_files import CHECKPOINT, OLDER
 
 
 @pytest.mark.parametrize("server", [ServerSGD(0.5), ServerAdam(0.1), ServerYogi(0.1)])
@@ -71,11 +79,41 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
 )
 def test_a_damaged_checkpoint_is_refused(tmp_path, change):
     good = {"version": "2", "clip": "0.5", "round_index": "3", "ledger": "[]", "circumstances": ""}
-    save_file({"params": torch.zeros(3)}, tmp_path / "c.safetensors", good)
+    save_tensors({"params": torch.zeros(3)}, tmp_path / "c.safetensors", good)
     assert load_checkpoint(tmp_path / "c.safetensors").round_index == 3
-    save_file({"params": torch.zeros(3)}, tmp_path / "c.safetensors", {**good, **change})
+    save_tensors({"params": torch.zeros(3)}, tmp_path / "c.safetensors", {**good, **change})
     with pytest.raises(RunError, match="is damaged"):
         load_checkpoint(tmp_path / "c.safetensors")
+
+
+def test_every_changed_bit_of_a_file_and_every_cut_is_seen(tmp_path):
+    whole, changed = tmp_path / "whole", tmp_path / "changed"
+    save_tensors({"params": torch.arange(3.0)}, whole, {"note": 'a text with "checksum":"inside'})
+    assert damage(whole) is None
+    data = whole.read_bytes()
+    for place in range(len(data)):
+        changed.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
+        assert damage(changed) is not None, place
+    for other in (data[:-1], data + b"0", data[:4], b""):
+        changed.write_bytes(other)
+        assert damage(changed) is not None
+
+
+def test_the_checkpoint_before_the_last_is_kept_and_stands_in_for_a_damaged_one(tmp_path):
+    path, (first, second, third) = tmp_path / CHECKPOINT, states(3)
+    for state in (first, second, third):
+        save_checkpoint(path, state)
+    assert sorted(one.name for one in tmp_path.iterdir()) == [OLDER, CHECKPOINT]
+    assert load_last(path, "cpu", "").round_index == 3
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.warns(DamagedCheckpointWarning, match="is damaged .*from the checkpoint before it, after 2 rounds"):
+        state = load_last(path, "cpu", "")
+    assert torch.equal(state.params, second.params)
+    assert state.ledger == second.ledger
+    assert load_last(path, "cpu", "").round_index == 2  # it has taken the place of the other
+    path.write_bytes(b"")
+    with pytest.raises(RunError, match="cannot be read as a checkpoint"):  # there is no third
+        load_last(path, "cpu", "")
 
 
 def test_a_saved_model_loads_into_a_new_one(tmp_path):
@@ -180,5 +218,5 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
         raise SafetensorError("No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(RunError, match=r"cannot be written \(No space left on device\): make room, then resume"):
+    with pytest.raises(RunError, match=r"cannot be written \(No space left on device\): make room, then save again"):
         save_model(tmp_path / "model.safetensors", linear(), {})

@@ -17,11 +17,10 @@ import pytest
 import torch
 from samples import LOCAL, cross_entropies, flat_training, linear_model, small_population
 
-from clipline import Callback, Evaluate, FixedClip, Population, run_together
+from clipline import Callback, Evaluate, Population, run_together
 from clipline.engine.workers.single import SingleProcess
 from clipline.errors import ModuleError, SettingError
 from clipline.training import loop
-from clipline.training.side_by_side import SharedNoiseWarning
 
 POPULATION, MODEL = small_population(), linear_model()
 WORKERS = [
@@ -67,48 +66,6 @@ class Logged(Callback):
 # One loop -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-def test_a_run_alone_and_the_same_run_among_others_report_the_same(workers):
-    variants = [
-        {"seed": 1},
-        {"seed": 2, "rounds": 6, "sampling": "fixed"},
-        {"seed": 3, "rounds": 2, "clip": FixedClip(0.1)},
-    ]
-
-    def callbacks():
-        return [Evaluate(lambda model: {"norm": float(model.weight.norm())}, every=2)]
-
-    alone = [training(**one, workers=workers, engine="stacked").run(callbacks()) for one in variants]
-    runs = [training(**one, workers=workers) for one in variants]
-    together = run_together(runs, [callbacks() for _ in variants])
-    for ours, theirs in zip(together, alone, strict=True):
-        assert [len(r.metrics) for r in ours.reports] == [len(r.metrics) for r in theirs.reports]
-        for mine, other in zip(ours.reports, theirs.reports, strict=True):
-            assert (mine.round_index, mine.guarantee) == (other.round_index, other.guarantee)
-            assert (mine.clip, mine.fraction_within) == (other.clip, other.fraction_within)
-            assert mine.metrics == pytest.approx(other.metrics, rel=1e-9)
-        assert (ours.stopped, ours.guarantee, ours.state.ledger) == (
-            theirs.stopped,
-            theirs.guarantee,
-            theirs.state.ledger,
-        )
-        assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-9)
-
-
-def test_both_go_through_the_same_loop(monkeypatch):
-    driven, drive = [], loop.drive
-
-    def noted(runs, backend):
-        driven.append(len(runs))
-        return drive(runs, backend)
-
-    monkeypatch.setattr("clipline.training.training.drive", noted)
-    monkeypatch.setattr("clipline.training.side_by_side.drive", noted)
-    training(rounds=1).run()
-    run_together([training(rounds=1, seed=seed) for seed in (1, 2)])
-    assert driven == [1, 2]
-
-
 def test_a_round_of_every_run_is_summed_in_one_call(monkeypatch):
     asked, sums = [], SingleProcess.sums
 
@@ -119,11 +76,6 @@ def test_a_round_of_every_run_is_summed_in_one_call(monkeypatch):
     monkeypatch.setattr(SingleProcess, "sums", noted)
     run_together([training(seed=1, rounds=2), training(seed=2, rounds=3)])
     assert asked == [[(0, 0), (1, 0)], [(0, 1), (1, 1)], [(1, 2)]]
-
-
-def test_two_runs_of_one_seed_are_warned_of():
-    with pytest.warns(SharedNoiseWarning, match="2 private runs have the seed 1 and so the same noise"):
-        run_together([training(rounds=1), training(rounds=1)])
 
 
 # Callbacks ------------------------------------------------------------------------------------------------------------

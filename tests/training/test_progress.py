@@ -11,7 +11,7 @@ from clipline.engine.workers.single import SingleProcess
 from clipline.training import progress
 from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate
-from clipline.training.progress import Progress
+from clipline.training.progress import Progress, _fraction
 
 
 def training(rounds=5):
@@ -237,3 +237,9 @@ def test_all_runs_side_by_side_are_told_that_somebody_compiles(clock):
         shared.notices.tell("compiling")
     shared.notices.tell("compiling")
     assert heard == ["compiling", "compiling"]
+
+
+def test_a_fraction_outside_0_and_1_is_called_noisy():
+    assert [_fraction(one) for one in (None, 0.0, 0.5, 1.0, -0.114, 1.02)] == [
+        "-", "0.00", "0.50", "1.00", "-0.11 (noisy)", "1.02 (noisy)",
+    ]  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 import torch
 from samples import LOCAL, flat_training, small_population, small_training
 
-from clipline import Curves, Evaluate, RunDirectory
+from clipline import Curves, Evaluate, RunDirectory, SettingError
 
 MODEL = torch.nn.Linear(6, 3)
 
@@ -44,7 +44,6 @@ def test_a_result_is_stored_whole_though_the_loss_is_a_lambda(stored, watched, t
         ({"seed": 0}, True),
         ({"seed": None}, False),
         ({"seed": 0, "noise_source": "system"}, False),
-        ({"seed": None, "noise_source": "seed"}, True),
     ],
 )
 def test_a_result_says_that_whoever_knows_the_seed_can_subtract_the_noise(changes, from_seed):
@@ -52,6 +51,11 @@ def test_a_result_says_that_whoever_knows_the_seed_can_subtract_the_noise(change
     words = "noise from a seed: whoever knows it can subtract the noise"
     assert (words in str(found)) == str(found.guarantee).endswith(words) == from_seed
     assert str(found.reports[0].guarantee).endswith(words) == from_seed
+
+
+def test_noise_from_a_seed_needs_one():
+    with pytest.raises(SettingError, match="seed=None must be given where noise_source='seed': give seed=7, or leave"):
+        result(seed=None, noise_source="seed")
 
 
 def test_without_noise_nothing_is_said_of_a_seed():

@@ -1,5 +1,7 @@
 import json
 import os
+import re
+import shutil
 import signal
 import tomllib
 from contextlib import closing
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from samples import LOCAL, cross_entropies, small_population
 from samples import linear_float32 as linear
 
@@ -18,16 +20,23 @@ from clipline.errors import ModuleError, RunError, SettingError
 from clipline.federated.clip_controllers import ClipState
 from clipline.privacy import Ledger
 from clipline.training.callbacks import Callback, StopOnInterrupt
-from clipline.training.checkpoint import Circumstances, model_fingerprint, save_checkpoint
-from clipline.training.durable import DirectoryLock
+from clipline.training.checkpoint import (
+    Circumstances,
+    DamagedCheckpointWarning,
+    load_checkpoint,
+    model_fingerprint,
+)
+from clipline.training.durable import DirectoryLock, partial_path, save_tensors
 from clipline.training.evaluation import Evaluate
 from clipline.training.options import Compute, Privacy
 from clipline.training.run_directory import (
     CHECKPOINT,
     CURVES,
+    KEY,
     LEDGER,
     METRICS,
     MODEL,
+    OLDER,
     SETTINGS,
     RunDirectory,
     check_free,
@@ -89,6 +98,10 @@ def reopened(path, run, **given):
         return directory.reopen(run)
 
 
+def circumstances(noise_source="seed"):
+    return str(Circumstances(training(noise_source)))
+
+
 def contents(path):
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
@@ -113,6 +126,7 @@ def test_a_run_of_the_library_leaves_everything_that_a_reviewer_needs(real_curve
         kept = {"guarantee": str(result.guarantee), "task": "rides", "measured_on": "other riders"}
         stored = file.metadata()
     card = json.loads(stored.pop("card"))
+    assert len(stored.pop("checksum")) == 64
     assert stored == kept
     assert (card["facts"], card["metrics"]) == ({"task": "rides", "measured_on": "other riders"}, {"accuracy": 0.5})
 
@@ -244,7 +258,7 @@ def test_the_ledger_line_comes_before_the_metrics_line_and_the_checkpoint(tmp_pa
         training("system").run([RunDirectory(tmp_path / "r")])
     assert Ledger.read(tmp_path / "r" / LEDGER).rounds == 1
     assert (tmp_path / "r" / METRICS).read_text() == ""
-    assert not (tmp_path / "r" / CHECKPOINT).exists()
+    assert load_checkpoint(tmp_path / "r" / CHECKPOINT, "cpu", circumstances("system")).round_index == 0
 
 
 def test_a_run_from_a_given_state_begins_with_the_ledger_of_that_state(tmp_path):
@@ -260,6 +274,53 @@ def test_without_metrics_there_is_a_checkpoint_every_so_many_rounds(tmp_path, ev
     with pytest.raises(Crash):
         training().run([RunDirectory(tmp_path / "r", checkpoint_every=every), Crashing(5)])
     assert reopened(tmp_path / "r", training()).round_index == 5 - 5 % every
+
+
+def test_a_run_that_fails_in_its_first_round_can_be_resumed(tmp_path):
+    class Fails(Callback):
+        def on_release(self, state):
+            raise Crash
+
+    with pytest.raises(Crash):
+        training().run([RunDirectory(tmp_path / "r"), Fails()])
+    result = training().resume(tmp_path / "r")
+    assert torch.equal(result.state.params, training().run().state.params)
+    assert result.guarantee.rounds == 6
+
+
+@pytest.mark.parametrize("damaged", [(CHECKPOINT,), (CHECKPOINT, OLDER)])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_every_round_stays_charged(tmp_path, damaged):
+    crashed_run(tmp_path / "r", "seed", 5)  # checkpoints at 2 and 4, five rounds charged
+    for name in damaged:
+        path = tmp_path / "r" / name
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    if len(damaged) == 2:
+        with pytest.raises(RunError, match="is damaged, its checksum is that of other content: start the run again"):
+            training().resume(tmp_path / "r")
+        return
+    with pytest.warns(DamagedCheckpointWarning, match="goes on from the checkpoint before it, after 2 rounds"):
+        result = training().resume(tmp_path / "r", [StopAtOnce()])
+    assert (result.state.round_index, result.guarantee.rounds) == (2, 5)
+    assert Ledger.read(tmp_path / "r" / LEDGER).rounds == 5
+    assert torch.equal(training().resume(tmp_path / "r").state.params, training().run().state.params)
+
+
+def test_what_cut_writes_left_is_gone_after_a_resume_and_at_the_end(tmp_path):
+    crashed_run(tmp_path / "r")
+    left = [partial_path(tmp_path / "r" / CHECKPOINT), tmp_path / "r" / ".tmpX7ab3Q"]  # the second is safetensors'
+    for path in left:
+        path.write_text("private")
+    reopened(tmp_path / "r", training())
+    assert not [path for path in left if path.exists()]
+
+    def cut(report, state):
+        for path in left:
+            path.write_text("private")
+
+    training().resume(tmp_path / "r", [Each(cut)])
+    assert sorted(file.name for file in (tmp_path / "r").iterdir()) == [CURVES, LEDGER, METRICS, MODEL, SETTINGS]
 
 
 # Resume -------------------------------------------------------------------------------------------------------------
@@ -281,16 +342,83 @@ def test_a_crashed_run_replays_from_its_seed_and_charges_every_round_once(tmp_pa
 def test_rounds_that_cannot_be_replayed_stay_charged(tmp_path):
     crashed_run(tmp_path / "r", "system", 4)
     written = Ledger.read(tmp_path / "r" / LEDGER).rounds  # 4, or 5 where the next had been released
-    # The checkpoint of round 4 was lost, its ledger line was not: the release may have been seen.
+    # The last checkpoint and the key were lost, the ledger's lines were not: the releases may have been seen.
     (tmp_path / "r" / CHECKPOINT).unlink()
-    run, states = training("system"), []
-    run.run([Each(lambda report, state: states.append(state))])
-    save_checkpoint(tmp_path / "r" / CHECKPOINT, states[2], str(Circumstances(run)))  # three rounds
-    state = reopened(tmp_path / "r", run)
-    assert (state.round_index, state.ledger.rounds) == (3, written)
+    (tmp_path / "r" / KEY).unlink()
+    with pytest.warns(DamagedCheckpointWarning, match="after 2 rounds"):
+        state = reopened(tmp_path / "r", training("system"))
+    assert (state.round_index, state.ledger.rounds) == (2, written)
     result = training("system").resume(tmp_path / "r")
-    assert result.guarantee.rounds == 6 + written - 3  # six that count, and those that were released twice
+    assert result.guarantee.rounds == 6 + written - 2  # six that count, and those that were released twice
     assert Ledger.read(tmp_path / "r" / LEDGER) == result.state.ledger
+
+
+def run_under(key, rounds=6):
+    """What an uninterrupted run under this key gives."""
+    whole = training("system", rounds)
+    whole.key.restore(key)
+    return whole._run([], None, again=True)
+
+
+def test_a_run_from_the_system_keeps_its_key_until_it_has_finished_and_goes_on_bit_for_bit(tmp_path):
+    run = training("system")
+    with pytest.raises(Crash):
+        run.run([RunDirectory(tmp_path / "r"), Crashing(5)])  # its only checkpoint is that of round 0
+    stored = tmp_path / "r" / KEY
+    assert stored.read_text().split()[:2] == [run.key.unprivate_bytes.hex(), "0"]
+    if os.name == "posix":
+        assert stored.stat().st_mode & 0o077 == 0
+    told = [(tmp_path / "r" / name).read_bytes() for name in (SETTINGS, LEDGER, METRICS, CHECKPOINT)]
+    assert not any(run.key.unprivate_bytes in text or run.key.unprivate_bytes.hex().encode() in text for text in told)
+    result, whole = training("system").resume(tmp_path / "r"), run_under(run.key.unprivate_bytes)
+    assert torch.equal(result.state.params, whole.state.params)
+    assert result.guarantee == whole.guarantee
+    assert Ledger.read(tmp_path / "r" / LEDGER).rounds == 6
+    assert sorted(file.name for file in (tmp_path / "r").iterdir()) == [CURVES, LEDGER, METRICS, MODEL, SETTINGS]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path, run: (path / KEY).unlink(),
+        lambda path, run: (path / KEY).write_text("abc 0 1-workers-1-threads\n"),
+        lambda path, run: (path / KEY).write_text(re.sub(" 0 ", " 9 ", (path / KEY).read_text())),  # a later key
+        lambda path, run: (path / KEY).write_text((path / KEY).read_text().replace("-threads", "1-threads")),
+        lambda path, run: setattr(run, "replays", False),  # as on a GPU
+    ],
+)
+def test_without_its_key_a_run_goes_on_under_another_and_charges_what_is_run_again(tmp_path, change):
+    first = training("system")
+    with pytest.raises(Crash):
+        first.run([RunDirectory(tmp_path / "r"), Crashing(4)])
+    charged = Ledger.read(tmp_path / "r" / LEDGER).rounds
+    run = training("system")
+    change(tmp_path / "r", run)
+    state = reopened(tmp_path / "r", run)
+    assert (state.round_index, state.ledger.rounds) == (0, charged)
+    assert first.key.unprivate_bytes.hex() not in (tmp_path / "r" / KEY).read_text() or not run.replays
+    assert training("system").resume(tmp_path / "r").guarantee.rounds == 6 + charged
+
+
+def test_a_checkpoint_of_an_earlier_key_is_not_gone_on_with_under_a_later_one(tmp_path):
+    crashed_run(tmp_path / "r", "system", 3)
+    shutil.copy(tmp_path / "r" / CHECKPOINT, tmp_path / "before")  # after two rounds
+    (tmp_path / "r" / KEY).unlink()
+    with pytest.raises(Crash):
+        training("system").resume(tmp_path / "r", [measured(), Crashing(5)])
+    charged = Ledger.read(tmp_path / "r" / LEDGER).rounds
+    shutil.copy(tmp_path / "before", tmp_path / "r" / CHECKPOINT)
+    assert training("system").resume(tmp_path / "r").guarantee.rounds == charged + 4
+
+
+def test_every_run_of_one_training_has_a_key_of_its_own(tmp_path):
+    run, keys = training("system"), []
+    for _ in range(2):
+        result = run.run([StopAtOnce()])
+        keys.append(run.key.unprivate_bytes)
+        run.run(state=result.state)
+        keys.append(run.key.unprivate_bytes)
+    assert len(set(keys)) == 4
 
 
 def test_a_line_cut_short_by_a_crash_is_dropped(tmp_path):
@@ -298,7 +426,7 @@ def test_a_line_cut_short_by_a_crash_is_dropped(tmp_path):
     written = Ledger.read(tmp_path / "r" / LEDGER).rounds
     with (tmp_path / "r" / LEDGER).open("a") as file:
         file.write('{"version": 1, "rou')
-    assert reopened(tmp_path / "r", training("system")).ledger.rounds == written >= 4
+    assert reopened(tmp_path / "r", training("system")).ledger.rounds <= written >= 4
     assert Ledger.read(tmp_path / "r" / LEDGER).rounds == written
 
 
@@ -413,7 +541,7 @@ def test_schedules_are_recorded_and_a_resumed_run_follows_them(tmp_path):
 
 def test_another_seed_is_refused_and_no_message_shows_one(tmp_path):
     crashed_run(tmp_path / "r")
-    with pytest.raises(RunError, match=r"'hash of the seed: [0-9a-f]{16}' now") as error:
+    with pytest.raises(RunError, match="cannot be resumed, the seed has changed: restore it, or start") as error:
         training(seed=123456).resume(tmp_path / "r")
     assert "123456" not in str(error.value)
 
@@ -581,20 +709,22 @@ def test_the_first_line_that_differs_is_named_however_many_lines_there_are(tmp_p
         training(privacy=Privacy(noise_multiplier=0.5, delta=1e-5)).resume(tmp_path / "r")
 
 
-def test_a_new_run_does_not_wait_for_the_fingerprint_but_its_first_checkpoint_does(tmp_path, monkeypatch):
+def test_users_train_beside_the_fingerprint_but_nothing_is_released_without_it(tmp_path, monkeypatch):
     import threading
 
     may_end = threading.Event()
     monkeypatch.setattr(Population, "fingerprint", lambda self: "f" * 64 if may_end.wait(60) else "late")
-    on_round = RunDirectory.on_round
+    on_release = RunDirectory.on_release
 
-    def observe(self, report, state):
-        if state.round_index == 2:  # the first that is evaluated
+    def observe(self, state):
+        if state.round_index == 1:  # its users have trained
             assert not (tmp_path / "r" / CHECKPOINT).exists()
+            assert (tmp_path / "r" / LEDGER).read_text() == ""
             may_end.set()
-        on_round(self, report, state)
+        on_release(self, state)
+        assert (tmp_path / "r" / CHECKPOINT).exists()
 
-    monkeypatch.setattr(RunDirectory, "on_round", observe)
+    monkeypatch.setattr(RunDirectory, "on_release", observe)
     with pytest.raises(Crash):
         training().run([RunDirectory(tmp_path / "r"), measured(), Crashing(6)])
     assert b"unprivate data fingerprint: ffff" in (tmp_path / "r" / CHECKPOINT).read_bytes()
@@ -700,7 +830,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, change):
     path = tmp_path / "r" / CHECKPOINT
     with safe_open(path, "pt") as file:
         tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-    save_file({name: tensor.contiguous() for name, tensor in change(tensors).items()}, path, metadata)
+    save_tensors({name: tensor.contiguous() for name, tensor in change(tensors).items()}, path, metadata)
     with pytest.raises(RunError, match="holds tensors of another model: start the run again"):
         reopened(tmp_path / "r", training())
 

@@ -36,9 +36,12 @@ def test_what_is_cut_short_belongs_to_a_round_that_was_never_released(run):
     assert (len(read.rounds), read.ledger.rounds, read.problems) == (3, 3, [])
 
 
+LATER = json.dumps({"round": 1, "clip": 7.0, "fraction_within": None}) + "\n"
+
+
 def test_what_cannot_be_read_is_left_out_and_named(run):
     with (run / "metrics.jsonl").open("a") as file:
-        file.write('no json\n[1]\n{"round": -1}\n' + json.dumps({"round": 1, "clip": 7.0}) + "\n")
+        file.write('no json\n[1]\n{"round": -1}\n' + LATER)
     (run / "ledger.jsonl").write_text("{}\n")
     (run / "settings.toml").write_text("= broken")
     (run / "model.safetensors").write_text("none")

@@ -72,21 +72,6 @@ def test_the_next_round_of_all_runs_is_trained_before_any_clip_of_it_is_read():
     assert read == [[]] * 3  # a block in each of three rounds
 
 
-def test_a_run_that_ends_early_does_not_hold_up_the_others():
-    results = run_together([training(seed=1, max_epsilon=1e-6), training(seed=2)])
-    assert [(r.stopped, len(r.reports)) for r in results] == [("budget", 0), ("finished", 3)]
-
-
-def test_an_error_in_one_run_reaches_the_caller_and_nobody_waits_for_ever():
-    def fails(number, report, state):
-        if (number, report.round_index) == (1, 1):
-            raise OSError("disk full")
-
-    runs = [training(seed=1), training(seed=2)]
-    with pytest.raises(OSError, match="disk full"):
-        run_together(runs, observers(runs, fails))
-
-
 def test_an_error_in_the_shared_training_reaches_the_caller():
     def loss(model, batch):
         losses = cross_entropies(model, batch)

@@ -7,15 +7,13 @@ import warnings
 from functools import partial
 
 import pytest
-import torch
 from samples import LOCAL, Observer, cross_entropies
-from worker_runs import HERE, TOLERANCE, distance, killed, nothing_is_left, training, users_of
+from worker_runs import HERE, TOLERANCE, distance, nothing_is_left, training, users_of
 
 from clipline import FixedClip, LocalSGD, QuantileClip, SettingError, run_together
 from clipline.engine.workers import forked as local_workers
 from clipline.engine.workers.forked import ManyWorkersWarning
 from clipline.engine.workers.torchrun import TorchrunBackend
-from clipline.errors import ModuleError, WorkerError
 from clipline.random.streams import Streams
 from clipline.training.callbacks import StopOnInterrupt
 
@@ -114,83 +112,6 @@ def test_runs_side_by_side_are_not_for_torchrun():
     runs[1].backend = TorchrunBackend.__new__(TorchrunBackend)
     with pytest.raises(SettingError, match=r"workers='torchrun' must be a number where runs train side by side"):
         run_together(runs)
-
-
-def test_every_process_has_one_thread_and_the_caller_gets_its_own_back(tmp_path):
-    def loss(model, batch):
-        (tmp_path / f"{os.getpid()} {torch.get_num_threads()}").touch()
-        return cross_entropies(model, batch)
-
-    torch.set_num_threads(2)
-    runs = [training(loss, seed=seed, workers=2, rounds=1) for seed in (1, 2)]
-    for tried in tmp_path.iterdir():
-        tried.unlink()
-    run_together(runs)
-    # A trial of the stack comes before the processes.
-    threads = [path.name.split() for path in tmp_path.iterdir()]
-    assert {count for pid, count in threads if int(pid) != HERE} == {"1"}
-    assert {count for pid, count in threads if int(pid) == HERE} == {"1", "2"}
-    assert torch.get_num_threads() == 2
-
-
-def test_a_loss_that_fails_in_a_worker_is_shown_with_its_traceback():
-    def fails_elsewhere(model, batch):
-        if os.getpid() != HERE:
-            raise ZeroDivisionError("boom")
-        return cross_entropies(model, batch)
-
-    with pytest.raises(WorkerError, match=r"worker 1 of 3 failed in round 0 \(ZeroDivisionError: boom\)") as error:
-        together(3, loss=fails_elsewhere, on_error="raise")
-    assert "in fails_elsewhere" in str(error.value)
-    assert nothing_is_left()
-
-
-def test_a_loss_that_fails_here_says_what_failed():
-    begun = []
-
-    def fails_here(model, batch):
-        if begun and os.getpid() == HERE:
-            raise ZeroDivisionError("boom")
-        return cross_entropies(model, batch)
-
-    with pytest.raises(
-        ModuleError, match=r"of a user in round \d fails \(ZeroDivisionError: boom\); the batch has the fields x, y"
-    ):
-        together(2, loss=fails_here, on_error="raise", observe=lambda *_: begun.append(1))
-    assert nothing_is_left()
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_a_worker_that_is_killed_ends_all_runs_with_a_reason(workers):
-    with pytest.raises(WorkerError, match=f"worker 1 of {workers} was ended by signal SIGKILL .* lower workers"):
-        together(workers, loss=killed)
-    assert nothing_is_left()
-
-
-def test_a_worker_that_is_killed_between_two_rounds_ends_the_next():
-    def observe(number, report, state):
-        if (number, report.round_index) == (2, 1):
-            child = multiprocessing.active_children()[0]
-            child.kill()
-            child.join()
-
-    with pytest.raises(WorkerError, match="was ended by signal SIGKILL"):
-        together(3, observe=observe)
-    assert nothing_is_left()
-
-
-def test_an_error_beside_the_training_lets_the_others_finish_and_ends_the_workers():
-    seen = []
-
-    def observe(number, report, state):
-        seen.append((number, report.round_index))
-        if (number, report.round_index) == (0, 1):
-            raise KeyError("disk full")
-
-    with pytest.raises(KeyError, match="disk full"):
-        together(3, observe=observe)
-    assert (2, 5) in seen
-    assert nothing_is_left()
 
 
 def test_ctrl_c_goes_to_everybody_and_stops_all_runs_between_two_rounds():

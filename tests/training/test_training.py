@@ -1,9 +1,6 @@
 import math
-import os
-import signal
 import warnings
 
-import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -13,7 +10,6 @@ from clipline import (
     Evaluate,
     FixedClip,
     LocalSGD,
-    Population,
     QuantileClip,
     Relation,
     ScheduledClip,
@@ -26,7 +22,6 @@ from clipline.federated.sampling import DeclaredUsersWarning
 from clipline.privacy.accountant import account
 from clipline.privacy.events import GaussianEvent, PoissonSampling
 from clipline.privacy.ledger import Ledger
-from clipline.training.callbacks import StopOnInterrupt
 
 
 def training(population=None, model=None, loss=cross_entropies, **changes):
@@ -111,16 +106,6 @@ def test_the_ledger_has_one_event_a_round_at_z_and_the_samplers_own_rate():
         assert report.guarantee.epsilon == expected.epsilon
 
 
-def test_training_stops_before_the_round_that_would_pass_the_budget():
-    whole = training(rounds=6).run()
-    limit = whole.reports[3].guarantee.epsilon  # what four rounds cost
-    result = training(rounds=6, max_epsilon=limit).run([Evaluate(lambda model: {"loss": 1.0})])
-    assert (result.stopped, result.guarantee.rounds) == ("budget", 4)
-    assert result.guarantee.epsilon <= limit
-    assert torch.equal(result.state.params, training(rounds=4).run().state.params)
-    assert result.metrics == {"loss": 1.0}
-
-
 def test_a_budget_too_small_for_one_round_trains_nothing():
     result = training(max_epsilon=1e-3).run()
     assert (result.stopped, result.guarantee.epsilon, result.reports) == ("budget", 0.0, ())
@@ -138,43 +123,6 @@ def test_without_noise_a_budget_is_never_enough():
         training(noise_multiplier=0.0, max_epsilon=5.0)
 
 
-def test_evaluation_comes_every_so_many_rounds_and_after_the_last():
-    calls = []
-
-    def evaluate(model):
-        assert not model.training
-        calls.append(model.weight.detach().clone())
-        return {"loss": float(len(calls))}
-
-    result = training(rounds=5).run([Evaluate(evaluate, every=2)])
-    assert [bool(report.metrics) for report in result.reports] == [False, True, False, True, True]
-    assert len(calls) == 3
-    assert result.metrics == {"loss": 3.0}
-    assert torch.equal(calls[-1], result.model.weight)
-
-
-def test_ctrl_c_ends_after_the_round_and_the_result_stands():
-    def observe(report, state):
-        if report.round_index == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    result = training(rounds=50).run([StopOnInterrupt(), Observer(observe)])
-    assert (result.stopped, result.guarantee.rounds, len(result.reports)) == ("interrupted", 2, 2)
-    assert torch.equal(result.state.params, training(rounds=2).run().state.params)
-
-
-def test_a_second_ctrl_c_stops_at_once_and_the_handler_is_given_back():
-    before = signal.getsignal(signal.SIGINT)
-
-    def observe(report, state):
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        training().run([StopOnInterrupt(), Observer(observe)])
-    assert signal.getsignal(signal.SIGINT) is before
-
-
 def test_running_twice_starts_twice_from_the_model_as_given():
     # else the second run would go on from a trained model with an empty ledger, and understate what was spent
     run = training()
@@ -190,18 +138,6 @@ def test_a_run_goes_on_from_a_state_as_if_it_had_never_stopped():
     assert torch.equal(rest.state.params, whole.state.params)
     assert rest.state.ledger == whole.state.ledger
     assert [r.round_index for r in rest.reports] == [3, 4, 5]
-
-
-def test_a_user_who_diverges_contributes_zero_and_training_goes_on():
-    ids = np.repeat(np.arange(40), 5)
-    x = np.ones((200, 6))
-    x[ids == 7] = np.inf
-    population = Population.from_arrays(ids, x=x, y=np.zeros(200, int), missing="zero-update")
-    result = training(
-        population, cohort_size=40, sampling="fixed", noise_multiplier=0.0, rounds=1, clip=QuantileClip(start=1e9)
-    ).run()
-    assert result.state.params.isfinite().all()
-    assert result.reports[0].fraction_within == pytest.approx(39 / 40)
 
 
 @pytest.mark.parametrize(
@@ -282,12 +218,6 @@ def test_a_schedule_that_fails_is_refused_when_the_training_is_made():
     for changes in ({"local": LocalSGD(0.1, lr_schedule=scheduler)}, {"server": ServerSGD(1.0, lr_schedule=scheduler)}):
         with pytest.raises(SettingError, match="lr_schedule=CosineAnnealingLR must give a factor for every round"):
             training(**changes)
-
-
-def test_local_epochs_move_the_model_further():
-    once = training(local=LocalSGD(0.05, 8), noise_multiplier=0, clip=FixedClip(math.inf), rounds=1).run()
-    thrice = training(local=LocalSGD(0.05, 8, epochs=3), noise_multiplier=0, clip=FixedClip(math.inf), rounds=1).run()
-    assert thrice.state.params.norm() > 1.5 * once.state.params.norm()
 
 
 def test_far_more_users_declared_than_are_there_are_warned_of_with_the_users_a_round():

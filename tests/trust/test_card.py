@@ -4,9 +4,11 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
+from safetensors import safe_open
 
 from clipline.cli.parser import app
 from clipline.errors import RunError
+from clipline.training.durable import save_tensors
 from clipline.trust.card import FILL_IN, write_cards
 from clipline.trust.verify import verify
 
@@ -92,6 +94,21 @@ def test_a_run_that_is_not_in_order_has_no_card(run, tmp_path):
     with pytest.raises(RunError, match="clipline verify names all"):
         write_cards(copy, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_control_characters_of_files_do_not_reach_the_pages(run, tmp_path):
+    odd = "safe\x1b[2J\u202e\x9b\n---\nlicense: mit"
+    copy = shutil.copytree(run, tmp_path / "a\x1b[1mb\nc")
+    with safe_open(copy / "model.safetensors", "pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    card = json.loads(metadata["card"])
+    card["model"]["class"] = odd
+    card["fields"] = {odd: {"dtype": odd, "shape": [3]}}
+    save_tensors(tensors, copy / "model.safetensors", {**metadata, "card": json.dumps(card)})
+    for path in write_cards(copy, tmp_path / "out", odd, odd):
+        text = path.read_text()
+        assert all(one.isprintable() or one == "\n" for one in text)
+        assert "\nlicense: mit" not in text
 
 
 def test_the_command_says_what_is_left_to_fill_in(run, tmp_path):

@@ -1,6 +1,7 @@
 """Edits of a run directory, one file at a time and all alike, and what finds each."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -8,10 +9,14 @@ import subprocess
 import pytest
 from click.testing import CliRunner
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.torch import save_file
 
 from clipline.cli.parser import app
-from clipline.errors import RunError
+from clipline.errors import RunError, SettingError
+from clipline.study.report.reading import read_run_directory
+from clipline.tasks.train_settings import read_toml
+from clipline.training.durable import save_tensors
+from clipline.trust.card import write_cards
 from clipline.trust.verify import check_signature, seal, sign_run, verify
 
 
@@ -32,17 +37,26 @@ def edit(pattern, text, file, count=1):
 
 def edit_card(change):
     def made(path):
-        with safe_open(path / "model.safetensors", "numpy") as file:
+        with safe_open(path / "model.safetensors", "pt") as file:
             metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         card = json.loads(metadata["card"])
         metadata["card"] = json.dumps(change(card) or card)
-        save_file(tensors, path / "model.safetensors", metadata)
+        save_tensors(tensors, path / "model.safetensors", metadata)
+
+    return made
+
+
+def flip(file, where):
+    def made(path):
+        data = bytearray((path / file).read_bytes())
+        data[where if isinstance(where, int) else data.index(where)] ^= 1
+        (path / file).write_bytes(data)
 
     return made
 
 
 def cut_metadata(path):
-    with safe_open(path / "model.safetensors", "numpy") as file:
+    with safe_open(path / "model.safetensors", "pt") as file:
         save_file({name: file.get_tensor(name) for name in file.keys()}, path / "model.safetensors")  # noqa: SIM118
 
 
@@ -68,6 +82,12 @@ def charge_more(path):
         file.write(json.dumps({**first, "round": 12}) + "\n")
 
 
+def drop_epsilon(path):
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    last = {**json.loads(lines[-1]), "epsilon": 1.0}
+    (path / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
+
+
 Z = r"^# noise_multiplier = .*"
 EDITS = {
     "no settings": (lambda path: (path / "settings.toml").unlink(), "settings.toml is missing"),
@@ -75,6 +95,9 @@ EDITS = {
     "no metrics": (lambda path: (path / "metrics.jsonl").unlink(), "metrics.jsonl is missing"),
     "no model": (lambda path: (path / "model.safetensors").unlink(), "model.safetensors is missing"),
     "a model that is no model": (lambda path: (path / "model.safetensors").write_bytes(b"x" * 99), "has no card"),
+    "another value in the model": (flip("model.safetensors", -1), "model.safetensors is damaged"),
+    "another letter in the model's metadata": (flip("model.safetensors", b"epsilon"), "model.safetensors is damaged"),
+    "a key that was left": (lambda path: (path / "resume.key").write_text("00"), "resume.key is still there"),
     "a model without a card": (cut_metadata, "has no card"),
     "a lower epsilon in the card": (
         edit_card(lambda card: card["guarantee"].update(epsilon=1.0)), "epsilon is 1.0 in the model's card"),
@@ -111,6 +134,19 @@ EDITS = {
     "another delta in the settings": (edit(r"^# delta = .*", "# delta = 1e-9", "settings.toml"), "delta is"),
     "another relation in the settings": (
         edit(r"^# relation = .*", "# relation = 'zero-out'", "settings.toml"), "relation is"),
+    "a seed that is guessed": (edit("^seed = .*", "seed = 3", "settings.toml"), "seed 3, which is easily guessed"),
+    "a checkpoint that is none": (
+        lambda path: (path / "checkpoint.safetensors").write_bytes(b"junk"), "checkpoint.safetensors is damaged"),
+    "less epsilon in the last metrics": (drop_epsilon, "metrics.jsonl ends with epsilon"),
+    "another metric in the card": (
+        edit_card(lambda card: card["metrics"].update(accuracy=0.99)), "accuracy is 0.99 in the model's card"),
+    "the metric of another round": (edit_card(lambda card: card.update(model_rounds=3)), "in metrics.jsonl after 3"),
+    "a round that never was": (edit_card(lambda card: card.update(model_rounds=40)), "released after 40 rounds"),
+    "another rate in the card": (edit_card(lambda card: card["settings"]["local"].update(lr=0.3)), "local.lr is 0.3"),
+    "other facts in the card": (edit_card(lambda card: card.update(facts={"data": "own"})), "data is 'own' in the"),
+    "less epsilon in the settings": (edit("^epsilon = 8.0", "epsilon = 2.0", "settings.toml"), "epsilon is 2 in"),
+    "another delta asked for": (
+        edit(r"^\[privacy\]", "[privacy]\ndelta = 1e-7", "settings.toml"), "delta is 1e-07 in settings.toml"),
     "settings that are no TOML": (edit("^rounds = 12", "rounds 12", "settings.toml"), "settings.toml cannot be read"),
 }  # fmt: skip
 
@@ -140,7 +176,7 @@ def all_alike(path):
         edit(r"^# count_stddev = .*", "# count_stddev = 100.0", "settings.toml")(path)
         delta_z = (100 * before**2) ** -1 - 200.0**-2
     edit(r"^# delta_noise_multiplier = .*", f"# delta_noise_multiplier = {delta_z**-0.5!r}", "settings.toml")(path)
-    edit('"epsilon": [0-9.]+', '"epsilon": 0.01', "metrics.jsonl", 0)(path)
+    edit('"epsilon": [0-9.]+', f'"epsilon": {verify(path).guarantee.epsilon!r}', "metrics.jsonl", 0)(path)
     found = verify(path)
     notes, again = found.files.notes, found.guarantee
 
@@ -149,9 +185,9 @@ def all_alike(path):
         card["guarantee"].update(epsilon=again.epsilon, order=again.order, accountant=again.accountant, text=str(again))
 
     edit_card(forge)(path)
-    with safe_open(path / "model.safetensors", "numpy") as file:
+    with safe_open(path / "model.safetensors", "pt") as file:
         metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    save_file(tensors, path / "model.safetensors", {**metadata, "guarantee": str(again)})
+    save_tensors(tensors, path / "model.safetensors", {**metadata, "guarantee": str(again)})
 
 
 def test_edits_of_all_files_alike_are_found_by_a_seal_that_was_noted_before(copy):
@@ -193,7 +229,10 @@ def test_a_signature_holds_for_the_signed_run_and_the_named_signer_only(copy, tm
 
 def test_the_command_says_what_it_found(run, copy):
     good = CliRunner().invoke(app, ["verify", str(run)], standalone_mode=False)
-    assert (good.return_value, good.stderr) == (0, "")
+    assert good.return_value == 0
+    assert good.stderr == (
+        "warning: cohorts and noise come from a seed: whoever knows it, as from settings.toml, can subtract the noise\n"
+    )
     assert "all files agree with the ledger" in good.stdout
     assert seal(run) in good.stdout
     drop_last("ledger.jsonl")(copy)
@@ -202,3 +241,29 @@ def test_the_command_says_what_it_found(run, copy):
     assert "ledger.jsonl charges 11" in " ".join(json.loads(bad.stdout)["problems"])
     with pytest.raises(RunError, match="holds no run"):
         verify(copy.parent)
+
+
+def test_a_seed_that_anybody_may_guess_is_named_unless_nobodys_data_were_trained_on(copy):
+    edit("^seed = .*", "seed = 3", "settings.toml")(copy)
+    done = CliRunner().invoke(app, ["verify", str(copy), "--json"], standalone_mode=False)
+    assert done.return_value == 1
+    assert ["which is easily guessed" in one for one in json.loads(done.stdout)["problems"]] == [True]
+    with pytest.raises(RunError, match="which is easily guessed"):
+        write_cards(copy, copy / "card")
+    with (copy / "settings.toml").open("a") as file:
+        file.write('\n[facts]\ndata = "embedded"\n')
+    assert not any("guessed" in one for one in verify(copy).problems)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("name", ["settings.toml", "ledger.jsonl", "metrics.jsonl", "model.safetensors"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(copy, name):
+    (copy / name).unlink()
+    os.mkfifo(copy / name)
+    assert f"{name} is missing" in verify(copy).problems
+    read_run_directory(copy)
+    with pytest.raises(RunError):
+        write_cards(copy, copy / "card")
+    if name == "settings.toml":
+        with pytest.raises(SettingError, match=r"cannot be read as TOML .*no regular file but a pipe or a device"):
+            read_toml(copy / name)

@@ -35,8 +35,7 @@ def new_task(folder: Path, table: Path | None, user: str | None, label: str | No
 
     Of the table only the names and types of its columns are read, no values.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"folder={str(folder)!r} must be new or empty, and it is in use: give another")
+    unused(folder)
     if table is None:
         for name, value in (("user", user), ("label", label), ("classes", classes)):
             if value is not None:
@@ -69,6 +68,12 @@ def new_task(folder: Path, table: Path | None, user: str | None, label: str | No
         say(f"  {line}")
     if table is not None and classes is None:
         say(f"{label} is learned as a number. If it is a class, make the file again with --classes 2, say.")
+
+
+def unused(folder: Path) -> None:
+    """Refuse a folder with something in it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(f"folder={str(folder)!r} must be new or empty, and it is in use: give another")
 
 
 def _classes(given: str | None) -> Classes:

@@ -12,7 +12,7 @@ import click
 
 from .. import registry
 from ..errors import RunError, nearest
-from ..settings import SETTINGS, Setting
+from ..settings import RUN, SETTINGS, Setting
 from ..synonyms import SYNONYMS
 
 _WIDEST = 110  # columns of help, on a terminal that has more
@@ -104,7 +104,8 @@ JSON = Option(["--json", "as_json"], is_flag=True, help="Print one JSON object."
 class Command(click.Command):
     """A command whose help is that of its function, with the arguments first, then each group of options.
 
-    Groups stand in the given order, or as they come.
+    Groups stand in the given order, or as they come. With `first` the help shows these options alone, and --help-all
+    shows the rest. With an `example` the command called without a word prints its usage and the example.
     """
 
     def __init__(
@@ -114,14 +115,20 @@ class Command(click.Command):
         params: Sequence[click.Parameter] = (),
         *,
         groups: Sequence[str] = (),
+        first: Sequence[str] = (),
+        example: str = "",
         **options: Any,
     ) -> None:
-        super().__init__(name, callback=callback, params=list(params), **{"help": callback.__doc__, **options})
-        self.groups = groups
+        every = [*params, *([_help_all()] if first else [])]
+        super().__init__(name, callback=callback, params=every, **{"help": callback.__doc__, **options})
+        self.groups, self.first, self.example = groups, first, example
         self.context_settings = {"max_content_width": _WIDEST, **self.context_settings}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As usual; an unknown flag is refused with the one that is meant, as --lr with --client-lr."""
+        if self.example and not args:
+            click.echo(f"{ctx.get_usage()}\n\nExample:  {self.example}\n\nAll options: {ctx.command_path} --help")
+            ctx.exit(2)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -141,10 +148,30 @@ class Command(click.Command):
         for param in self.get_params(ctx):
             if isinstance(param, Argument):
                 rows["Arguments"].append((param.make_metavar(ctx), param.description))
+            elif self.first and param.name not in (*self.first, "help", "help_all") and not ctx.meta.get(_ALL):
+                continue
             elif record := param.get_help_record(ctx):
                 last = self.groups[-1] if self.groups else "Options"  # where --help goes
                 rows.setdefault(getattr(param, "group", last), []).append(record)
         _write_groups(rows, formatter)
+
+
+_ALL = "clipline.help_all"
+
+
+def _help_all() -> click.Option:
+    """--help-all, for a command whose help shows the first options alone."""
+
+    def show(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+        if wanted:
+            ctx.meta[_ALL] = True
+            click.echo(ctx.get_help())
+            ctx.exit()
+
+    return Option(
+        ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show, group=RUN,
+        help="Show every option.",
+    )  # fmt: skip
 
 
 def _write_groups(rows: Mapping[str, Sequence[tuple[str, str]]], formatter: click.HelpFormatter) -> None:
@@ -231,12 +258,15 @@ app = Group(
         "tasks": ".tasks",
         "study": ".study",
         "selftest": ".selftest",
+        "audit": ".audit",
         "verify": ".verify",
         "card": ".card",
         "data": ".data",
         "new-task": ".new_task",
+        "new-federation": ".new_federation",
     },
     registered="commands",
+    context_settings={"help_option_names": ["-h", "--help"]},
     params=[
         click.Option(
             ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."

@@ -198,6 +198,7 @@ command = Command(
     callback=plan,
     help=plan.__doc__,
     groups=("The training", "The model", "The answer"),
+    example="clipline plan --users 20000 --epsilon 3",
     params=[
         *flags_for(ASKED, group="The training", also={"population_size": "--users", "cohort_size": "--cohort"}),
         _option(["--config"], type=_path, group="The training", help="The same as TOML; flags override it."),

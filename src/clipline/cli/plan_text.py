@@ -12,6 +12,7 @@ from ..privacy.feasibility import (
     Remedies,
     Verdict,
     mean_update_norm,
+    rate_text,
     ratio_text,
     verdict,
     verdict_text,
@@ -276,8 +277,8 @@ def noise_rows(ratio: float, parameters: int, cohort_size: int) -> dict[str, str
         "typical update": f"the noise is {ratio_text(ratio / typical)} times a mean update of {typical:.2g} clips, if "
         f"two users' have a cosine of {TYPICAL_COSINE:g}",
     }
-    if ratio > Verdict.COMFORTABLE.most:
-        rows["server rate"] = "SGD's may have to be lower: at 0.5 clips handwriting learns at rate 0.3, nothing at 1"
+    if (rate := rate_text(ratio)) is not None:
+        rows["server rate"] = f"SGD's {rate}"
     return rows
 
 

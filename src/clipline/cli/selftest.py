@@ -13,6 +13,7 @@ from ..tasks import is_task_file
 from .parser import JSON, Command, Option
 
 if TYPE_CHECKING:
+    from ..tasks.task import Task
     from ..trust.self_test import Checked, Subject
 
 _ENOUGH = {
@@ -50,10 +51,9 @@ def selftest(model: str | None, data: str | None, user_column: str | None, thoro
     return 1 if failed else 0
 
 
-def subject_of_file(model: str, given: dict[str, Any]) -> Subject:
-    """The model and loss that a file defines, for made-up users."""
+def task_of_file(model: str, given: dict[str, Any]) -> Task:
+    """The task that a file defines, with settings where it leaves these to the command line."""
     from ..tasks.task_file import TaskFile, own_task
-    from ..trust.self_test import subject_of
 
     if not is_task_file(model):
         raise refuse("model", model, "FILE.py or FILE.py:name", "give the file that clipline train would be given")
@@ -62,7 +62,14 @@ def subject_of_file(model: str, given: dict[str, Any]) -> Subject:
     missing = {} if file.makes_task else {name: value for name, value in _ENOUGH.items() if name not in stored}
     if "epsilon" in stored:
         missing.pop("noise_multiplier", None)
-    task = own_task(model, {**missing, **{name: value for name, value in given.items() if value is not None}})
+    return own_task(model, {**missing, **{name: value for name, value in given.items() if value is not None}})
+
+
+def subject_of_file(model: str, given: dict[str, Any]) -> Subject:
+    """The model and loss that a file defines, for made-up users."""
+    from ..trust.self_test import subject_of
+
+    task = task_of_file(model, given)
     loaded, settings = task.load(task.settings), task.settings
     return subject_of(
         lambda: loaded.make(0), loaded.loss, loaded.population, settings.local(loaded.reduction),

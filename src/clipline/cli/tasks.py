@@ -10,7 +10,8 @@ from ..console import say
 from ..tasks import TaskEntry, task_entries
 from .parser import Command, Option
 
-_COLUMNS = ("name", "parameters", "users", "rounds", "client_lr", "server_lr", "clip_min", "clip_max", "data")
+_COLUMNS = ("name", "parameters", "users", "rounds", "client_lr", "server_lr", "data")
+_MORE = ("clip_min", "clip_max", "stand_in_users")  # in the JSON alone: the table fits 80 columns
 
 
 def tasks(as_json: bool) -> None:
@@ -24,7 +25,7 @@ def tasks(as_json: bool) -> None:
     entries = task_entries()
     states = {name: data_state(name, entry.data) for name, entry in entries.items()}
     if as_json:
-        keys = (*_COLUMNS, "stand_in_users")
+        keys = (*_COLUMNS, *_MORE)
         rows = [{key: getattr(entry, key) for key in keys} for entry in entries.values()]
         print(json.dumps([{**row, **states[row["name"]]} for row in rows]))
     else:
@@ -51,7 +52,7 @@ def state_in_words(state: Mapping[str, Any], stand_in_users: int) -> str:
         return f"present, {state['store_users']:,} users, {state['origin']}, {state['folder']}"
     if state["data"] == "missing":
         return f"missing: {state['problem']}"
-    return f"stand-in, {stand_in_users:,} users" if state["data"] == "stand-in" else str(state["data"])
+    return f"{stand_in_users:,} stand-ins" if state["data"] == "stand-in" else str(state["data"])
 
 
 def _cells(facts: TaskEntry, state: Mapping[str, Any]) -> list[str]:
@@ -62,8 +63,6 @@ def _cells(facts: TaskEntry, state: Mapping[str, Any]) -> list[str]:
         f"{facts.rounds:,}",
         f"{facts.client_lr:.3g}",
         f"{facts.server_lr:.3g}",
-        "-" if facts.clip_min is None else f"{facts.clip_min:g}",
-        "-" if facts.clip_max is None else f"{facts.clip_max:g}",
         state_in_words(state, facts.stand_in_users),
     ]
 

@@ -128,10 +128,13 @@ def resolve(
     file = {} if config is None else read_toml(config)
     check_given(file, f"config {str(config)!r}")
     name = task or file.get("task", DEFAULT_TASK)
-    # Two runs that were not told otherwise must not share their noise.
-    seed = {"seed": from_rank_0(secrets.randbits(62))}
+    given = merged(file, flags)
+    if "seed" not in given and given.get("noise_source") == "seed":
+        raise refuse("seed", None, "given where noise_source='seed'", "give --seed 7, or leave --noise-source out")
+    # Without a seed the noise is the system's, and what is drawn here decides the initial model alone.
+    drawn = {} if "seed" in given else {"seed": from_rank_0(secrets.randbits(31)), "noise_source": "system"}
     if is_task_file(name):
-        chosen = own_task(name, {**seed, **merged(file, flags)})
+        chosen = own_task(name, {**drawn, **given})
         return chosen, chosen.settings
     chosen = task_named(name)
     if "data" in flags and not same_data:
@@ -139,7 +142,7 @@ def resolve(
             file.pop(name, None)
     elif "data" not in flags and "data" not in file and (found := find_store(chosen.name)) is not None:
         file["data"] = str(found)
-    settings = {**seed, **merged(file, flags), "task": chosen.name}
+    settings = {**drawn, **merged(file, flags), "task": chosen.name}
     return chosen, chosen.settings.overridden(settings, "the command line")
 
 
@@ -175,6 +178,7 @@ def run(
     from ..training.evaluation import Evaluate
     from ..training.progress import Progress
     from ..training.run_directory import RunDirectory, check_free
+    from ..trust.verify import seal
 
     rank = torchrun_rank()
     if rank is not None:
@@ -235,17 +239,18 @@ def run(
     callbacks = [directory, Announce(), measuring, *stopping, Progress(metric), *boards, StopOnInterrupt()]
     result = training.run(callbacks) if resume is None else training.resume(path, callbacks)
     page = _write_report(path) if report else None
+    sealed = None if result.stopped == "interrupted" else seal(path)
     if as_json:
-        print(json.dumps(_summary_json(task, settings, used, result, metric, users, path, page)))
+        print(json.dumps({**_summary_json(task, settings, used, result, metric, users, path, page), "seal": sealed}))
     else:
         flags = " --tensorboard" * tensorboard + " --no-report" * (not report)
-        console.say(_summary(settings, used, result, metric, path, page, training.planned, flags))
+        console.say(_summary(settings, used, result, metric, path, page, training.planned, flags, sealed))
     return 130 if result.stopped == "interrupted" else 0
 
 
 def _summary(
     settings: TrainSettings, used: DataUsed, result: TrainResult, metric_name: str, path: Path, report: Path | None,
-    planned: Guarantee, flags: str,
+    planned: Guarantee, flags: str, sealed: str | None,
 ) -> str:  # fmt: skip
     """A few lines to quote: metric, warnings, data, guarantee, clip, files, and last the path of the report.
 
@@ -279,7 +284,10 @@ def _summary(
     clip = "none" if settings.clip == "none" else f"{start:.3g} -> {_last_clip(result):.3g}"
     tracked = f", tracking quantile {settings.quantile:g} of the update norms" if settings.clip == "quantile" else ""
     files = ", ".join(sorted(file.name for file in path.iterdir()))
-    lines += [str(result.guarantee), f"clip {clip}{tracked}", f"files in {path}: {files}"]
+    lines.append(str(result.guarantee))
+    if sealed is not None:
+        lines.append(f"seal {sealed}: note it elsewhere, for clipline verify --seal")
+    lines += [f"clip {clip}{tracked}", f"files in {path}: {files}"]
     if result.stopped == "budget":
         lines.append(f"stopped after {result.guarantee.rounds} rounds: the next one would have passed the budget")
     if result.stopped == "early":
@@ -295,11 +303,10 @@ def _summary(
             lines.append(f"if you stopped because of what you saw, quote what was planned: {planned}")
     if result.guarantee.private and _seed_guessable(settings):
         lines.append(
-            f"not private: cohorts and noise come from seed {settings.seed}, which is easily guessed: leave it out, or "
-            "train with --noise-source system"
+            f"not private: cohorts and noise come from seed {settings.seed}, which is easily guessed: leave it out"
         )
     elif result.guarantee.private and settings.noise_source == "seed":
-        lines.append("cohorts and noise come from the seed: keep it secret, or train with --noise-source system")
+        lines.append("cohorts and noise come from the seed: keep it secret, or leave --seed out")
     return "\n".join(lines if report is None else [*lines, f"report: {report}"])
 
 
@@ -456,4 +463,8 @@ command = Command(
         _option(["--json", "as_json"], is_flag=True, help="End with one JSON object on standard output."),
     ],
     groups=GROUPS,
-)
+    first=(
+        "data", "user_column", "population_size", "epsilon", "rounds", "cohort_size", "client_lr", "seed", "config",
+        "out", "resume",
+    ),
+)  # fmt: skip

@@ -36,14 +36,17 @@ def verify(run: Path, seal: str | None, sign: Path | None, verify_signature: Pat
     if sign is not None and not problems:
         sign_run(run, sign)
     if as_json:
-        print(json.dumps({**_answer(found), "problems": problems, "signed_by": by}))
+        answer = {**_answer(found), "problems": problems, "warnings": found.warnings, "signed_by": by}
+        print(json.dumps(answer))
         return 1 if problems or found.guarantee is None else 0
     for problem in problems:
         tell(f"error: {problem}")
+    for warning in found.warnings:
+        tell(f"warning: {warning}")
     if found.guarantee is None:
         say(f"{run}: no guarantee")
         return 1
-    say(f"{run}: {found.guarantee}")
+    say(f"{run}: {found.guarantee}" if found.both is None else f"{run}:\n{found.both}")
     say(f"  epsilon by privacy loss and Renyi  {found.guarantee.epsilon:.6g}, {found.renyi:.6g}")
     say(f"  rounds charged                     {found.guarantee.rounds}")
     say(f"  seal                               {found.seal}")
@@ -62,6 +65,7 @@ def _answer(found: Verified) -> dict[str, object]:
         "epsilon": None if promise is None or not promise.private else promise.epsilon,
         "epsilon_renyi": found.renyi if promise is not None and promise.private else None,
         "delta": None if promise is None else promise.delta,
+        "against_server": None if found.both is None else found.both.against_server,
         "seal": found.seal,
         "finished": found.finished,
     }

@@ -15,7 +15,6 @@ from ..federated.backend import Backend, LocalTrainer
 from ..federated.local_sgd import LocalTraining, Loss
 from ..privacy.events import Sampling
 from ..random.streams import Streams
-from .core import updates
 from .core.one_by_one import OneByOne
 from .core.problem import Problem, SlowEngineWarning
 from .gpu.programs.triton_runtime import prepare_triton
@@ -32,13 +31,6 @@ Workers = int | Literal["torchrun"]
 Engine = Literal["auto", "one-by-one", "stacked"]
 SMALL_MODEL = 100_000  # parameters: below, launching an operation for one user costs more than the operation itself
 SMALL_WORK = 1 << 28  # tokens times parameters in a step of one user: above, a stack gains nothing on a core
-try:
-    from .gpu.kernels import block_sums_triton
-except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent elsewhere
-    pass
-else:
-    updates.block_sums = block_sums_triton
-
 ENGINES: tuple[Engine, ...] = ("auto", "one-by-one", "stacked")
 
 

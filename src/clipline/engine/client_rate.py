@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
+
 from ..federated.local_sgd import Batch, LocalSGD
 from .value_ranges import loss_of_one
 
@@ -37,7 +39,12 @@ def warn_of_rate(problem: Problem, made_up: Callable[[int], Batch]) -> None:
         try:
             model.load(model.initial)
             before = float(problem.reduced(loss_of_one(problem, model.module, others), count).detach())
-            model.sgd_step(problem.reduced(loss_of_one(problem, model.module, batch), count), local.lr)
+            leaves = list(model.trainable.values())
+            loss = problem.reduced(loss_of_one(problem, model.module, batch), count)
+            with torch.no_grad():
+                for leaf, gradient in zip(leaves, torch.autograd.grad(loss, leaves, allow_unused=True), strict=True):
+                    if gradient is not None:
+                        leaf.sub_(gradient, alpha=local.lr)
             after = float(problem.reduced(loss_of_one(problem, model.module, others), count).detach())
         except Exception:  # what fails on made-up examples has been told by now, or is due to this step
             return

@@ -3,7 +3,7 @@
 Reference implementation: `PlainDraws` of federated/draws.py, which draws the same numbers when they are needed.
 Switch: `FastParts.prefetch`.
 Held equal by: tests/engine/test_prefetch.py, tests/federated/test_draws.py.
-Buys: on a GPU, 13.9 ms a round instead of 148 (so_lr, noise of cores; docs/results/performance.md). On cores that are
+Buys: on a GPU, 13.9 ms a round instead of 148 (so_lr, noise of cores; benchmarks/results/README.md). On cores that are
 busy with training nothing was measured.
 """
 

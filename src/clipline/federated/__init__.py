@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 from ..lazy_names import lazily
 
 if TYPE_CHECKING:
+    from .clip_controllers import ClipController, ClipState
     from .clipping import ClippedSum, clip_rows, join_bit
     from .mechanism import GaussianMechanism
 
 __all__ = [
-    "ClippedSum", "GaussianMechanism", "clip_rows", "join_bit",
+    "ClipController", "ClipState", "ClippedSum", "GaussianMechanism", "clip_rows", "join_bit",
 ]  # fmt: skip
 __getattr__, __dir__ = lazily(
     __name__,
     {
+        ".clip_controllers": "ClipController ClipState",
         ".clipping": "ClippedSum clip_rows join_bit",
         ".mechanism": "GaussianMechanism",
     },

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import RunError
 from ..random.discrete_gaussian import Words, words_of
+from ..random.normal_numbers import SystemNormal
 from ..random.streams import NormalGenerator, Streams
 from .sampling import Cohort, Sampler
 
@@ -46,12 +47,15 @@ def part_generators(rng: NormalGenerator, count: int) -> Iterator[tuple[NormalGe
     """Generators for `count` numbers, each with the part that it fills, so that parts can be drawn in parallel.
 
     Part p uses `rng` jumped ahead p times, by 2^128 draws each; `rng` must not be used for anything else. Noise from
-    the system has one generator for all parts, which never draws anything twice.
+    the system has generators of parts.
     """
     bits = rng.bit_generator if isinstance(rng, np.random.Generator) else None
     size = PART if bits is None or isinstance(bits, np.random.Philox) else max(1, count)  # others cannot jump: one part
     for part, start in enumerate(range(0, count, size)):
-        ahead = np.random.Generator(bits.jumped(part)) if bits is not None and part else rng  # type: ignore[attr-defined]
+        if isinstance(rng, SystemNormal):
+            ahead: NormalGenerator = rng.part(part)
+        else:
+            ahead = np.random.Generator(bits.jumped(part)) if part else rng  # type: ignore[union-attr]
         yield ahead, slice(start, min(start + size, count))
 
 

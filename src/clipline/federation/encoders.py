@@ -32,6 +32,7 @@ from .rotation import Rotation, public_generator
 Message = NDArray[np.generic]  # what a client uploads: one array
 
 FEWEST_BITS, MOST_BITS = 14, 32  # of a secure sum
+LONGEST = 2.0**31  # joint vector in whole numbers: int64 then holds the squared norm of every rounding of it
 _TRIES = 8  # roundings of a vector, before it is rounded towards zero
 _LONG = 1e-6  # chance, at most, that a rounded vector is longer than the bound, and is rounded anew
 _WRAPPED = 1e-9  # chance, at most, that any number of a round's sum wraps around
@@ -195,6 +196,12 @@ class SecureIntegers:
     most_users: int  # more in one sum may wrap around
     unbiased = True  # but for what rounding anew does, less than 1e-6 of a step, and float32 where `bits` is at most 20
 
+    def __post_init__(self) -> None:
+        way_out = "take the numbers that secure_integers gives"
+        check_number("stddev", self.stddev, at_least=SMALLEST_STDDEV, at_most=LONGEST, way_out=way_out)
+        check_number("bit_weight", self.bit_weight, at_least=0, at_most=LONGEST, way_out=way_out)
+        check_number("length", self.length, above=self.bit_weight, at_most=LONGEST, way_out=way_out)
+
     @cached_property
     def rotation(self) -> Rotation:
         """Of update and bit."""
@@ -324,6 +331,8 @@ def _fit(
     def largest(stddev: float) -> float:
         """How far the sum reaches: signs of the rotation, rounding of each user, and noise."""
         length = _length_for(bound_for(noise_multiplier, stddev), dim)
+        if length > LONGEST:
+            return math.inf
         signs = rotation.flatness * (users * length) ** 2 / dim
         return deviations * math.sqrt(stddev**2 * noises + users / 4 + signs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections import Counter
@@ -16,26 +17,38 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..console import tell
 from ..errors import RunError, check_number, check_whole, refuse
 from ..federated.backend import CohortRequest
-from ..federated.clipping import ClippedSum, PartialSums
+from ..federated.clipping import ClippedSum, ModularSum, PartialSums
 from ..federated.discrete_mechanism import DiscreteMechanism
 from ..federated.mechanism import GaussianMechanism
 from ..federated.round import TrainState
 from ..federated.sampling import Cohort, PoissonSampler
-from ..privacy.accountant import account
 from ..privacy.events import PoissonSampling
 from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
-from ..privacy.two_views import Participations, TwoGuarantees, against_server
+from ..privacy.two_views import Participations, TwoGuarantees, account_both
 from ..training import durable
 from ..training.callbacks import Callback
 from ..training.result import RoundReport, TrainResult
 from ..training.run_directory import RunDirectory, checked_path, directory_first
-from ..training.run_files import CHECKPOINT
+from ..training.run_files import GUARANTEES, PARTICIPATIONS, can_go_on
 from ..training.training import Training
 from .encoders import word_type
-from .flower_messages import BOX, CLIENTS, KEYS, SHARE, TOLD, bytes_in, encoder_for, numbered, vector_in
+from .flower_messages import (
+    BOX,
+    CLIENTS,
+    COMPLAINT,
+    KEYS,
+    SHARE,
+    TOLD,
+    bytes_in,
+    declared,
+    encoder_for,
+    numbered,
+    vector_in,
+)
 from .secure_sum import RoundAbandoned, SumPlan, SumServer
 
 try:
@@ -43,9 +56,8 @@ try:
 except ImportError as error:
     raise RunError("federations need the package flwr", "install clipline[federation]") from error
 
-PRIVATE = "unprivate_participations.json"  # in the run directory: which nodes were asked, how often
-GUARANTEES = "guarantees.txt"
 _UNLIMITED = 1 << 40
+_TOO_SMALL = 1e-6  # of delta: what cohorts that are too small for a sum may add to it, at most
 _POLL = 0.2  # seconds; Flower's own loop waits 3
 
 Take = Callable[[int, RecordDict], bool]  # adds a node's reply, if it is one
@@ -60,15 +72,23 @@ class AdaptiveClippingStrategy:
 
     The training's population is a stand-in with examples of the right shapes: nobody's data are on the server.
 
-    A round is abandoned if fewer replies come than `least_replies`, or than were asked for. Nothing of it is released
-    or charged, and the same cohort is asked again. A small or empty cohort is released and charged like any other.
+    A round is abandoned if fewer of the drawn nodes reply than `least_replies`, or than were drawn. Nothing of it is
+    released, and the same cohort is asked again. An empty cohort is released and charged like any other; so is a small
+    one, but for that of a `SecureSum` with noise by the server.
+
+    With a `SecureSum`, noise by the server: no sum has fewer vectors than `least_replies`, and of a round none is
+    opened twice, as the difference would show who is in one of them. If a sum cannot be opened although nodes were
+    asked for their shares, the round releases noise alone. With noise by the clients a round may be asked again: the
+    statement against the server charges every attempt.
 
     Args:
       training: Poisson sampling with a declared `population_size`, noise from the system, on the processor.
-      least_replies: How many vectors a sum must have if a node fails; with a `SecureSum` in any case, at least 2. It is
-        also how many nodes must be online before a cohort is drawn.
+      least_replies: How many drawn nodes a sum must have if a node fails; with a `SecureSum` at least 2. It is also how
+        many nodes must be online before a cohort is drawn. At most `cohort_size`; with noise by the server so far below
+        it that chance hardly ever draws fewer.
       deadline: Seconds to wait for the replies of a stage. A secure sum has four.
-      max_participations: How often a node may be asked, in all. It bounds what the server may learn of a user.
+      max_participations: How often a node may be asked, in all. It bounds what the server may learn of a user. Refused
+        where a `SecureSum` has noise by the server, against whom it bounds nothing.
       attempts: How often a round may be abandoned in a row before the run stops. It can be resumed.
       pause: Seconds between two attempts.
 
@@ -100,13 +120,25 @@ class AdaptiveClippingStrategy:
             if training.relation not in (Relation.ADD_OR_REMOVE, Relation.ZERO_OUT):
                 way_out = "leave relation out, or max_participations"
                 raise refuse("relation", training.relation.value, "add-or-remove or zero-out here", way_out)
-        if isinstance(mechanism, DiscreteMechanism):
-            least_replies = max(least_replies, mechanism.shares or 0)
+            if self.secure and not self.noise_by_clients:
+                way_out = "leave it out, or let clients add the noise: SecureSum(least_survivors=20)"
+                raise refuse("max_participations", max_participations, "left out where the server adds the noise",
+                             way_out)  # fmt: skip
         self.training, self.least_replies, self.deadline = training, least_replies, deadline
         self.max_participations, self.attempts, self.pause = max_participations, attempts, pause
         self.asked = Participations(_UNLIMITED if max_participations is None else max_participations)
         self.unprivate_replies: Counter[str] = Counter()  # how many of each kind; no text of a reply is kept
         self.abandoned = 0
+        self.sums = 0  # how often a cohort was asked, for rounds and for attempts that came to nothing
+        self.barred: set[int] = set()  # nodes whose shares or boxes have kept a secure sum from coming out
+        self.opened = -1  # the last round whose exact sum the server may have; only where it adds the noise
+        self.least_vectors = least_replies  # of a sum, with those of nodes that fill up
+        self._check_replies()
+        if isinstance(mechanism, DiscreteMechanism) and mechanism.shares is not None:
+            sampler: Any = training.algorithm.sampler
+            way_out = "lower it: so many clients must be online"
+            check_whole("least_survivors", mechanism.shares, at_most=sampler.population_size, way_out=way_out)
+            self.least_vectors = max(least_replies, mechanism.shares)
 
     def run(self, grid: Any, directory: str | Path, callbacks: Sequence[Callback] = ()) -> TrainResult:
         """Train over the grid. A run directory that an interrupted run has left is gone on with.
@@ -115,7 +147,7 @@ class AdaptiveClippingStrategy:
         the same directory: rounds that were released and not stored yet are charged again, and none is forgotten.
         """
         folder, callbacks = directory_first(checked_path(directory), callbacks)
-        resumes = (folder.path / CHECKPOINT).is_file()
+        resumes = can_go_on(folder.path)
         if resumes:
             self._read(folder.path)
         federated, problem = copy(self.training), copy(self.training.problem)
@@ -125,38 +157,74 @@ class AdaptiveClippingStrategy:
         online = _OnlineNodes(sampler, lambda: self._online(grid))
         federated.problem, federated.algorithm = problem, replace(self.training.algorithm, sampler=online)
         federated.backend = _Grid(self, grid, folder.path)
+        federated.replays = False  # nodes that are asked again reply otherwise
         callbacks = [*callbacks, _OnDisk(self, folder)]
         return federated.resume(folder.path, callbacks) if resumes else federated.run(callbacks)
 
     def guarantees(self, ledger: Ledger) -> TwoGuarantees:
         """What a ledger of rounds promises to outsiders, and against this server."""
         outsiders = self.training.guarantee_of(ledger)
-        most = self.asked.most if self.max_participations is None else self.max_participations
         if not self.noise_by_clients:
-            return TwoGuarantees(outsiders, None, most)
-        # Of a round that was abandoned late the server may have what it takes to open the sum.
-        everything = ledger.add(self.training.algorithm.event, self.abandoned)
-        seen = account(against_server(everything, most), delta=self.training.delta, relation=Relation.ZERO_OUT)
-        return TwoGuarantees(outsiders, seen, most)
+            return account_both(outsiders, ledger, 0)
+        # Every time that a cohort is asked counts, as the server may then have what it takes to open the sum. So many
+        # times one node was asked at most; how often any really was would tell outsiders of cohorts.
+        most = max(self.sums, ledger.rounds)
+        most = most if self.max_participations is None else min(most, self.max_participations)
+        rounds = ledger if ledger.rounds else ledger.add(self.training.algorithm.event)
+        return account_both(outsiders, rounds, most)
+
+    def _check_replies(self) -> None:
+        """Refuse a `least_replies` that cohorts cannot have."""
+        sampler: Any = self.training.algorithm.sampler
+        way_out = "lower it, or raise cohort_size"
+        check_whole("least_replies", self.least_replies, at_most=sampler.cohort_size, way_out=way_out)
+        if not self._enough(sampler.population_size):
+            most = next((k for k in range(self.least_replies, 1, -1) if self._enough(sampler.population_size, k)), 0)
+            limit = "where the server adds the noise: chance would draw smaller cohorts, whose sum nobody may see"
+            if most:
+                raise refuse("least_replies", self.least_replies, f"at most {most} {limit}", way_out)
+            way_out = "raise cohort_size, to population_size say, or let clients add the noise: least_survivors=20"
+            raise refuse("cohort_size", sampler.cohort_size, f"larger {limit}", way_out)
+
+    def _enough(self, nodes: int, least: int | None = None) -> bool:
+        """Whether cohorts drawn from so many nodes will do."""
+        least = self.least_replies if least is None else least
+        if nodes < least or not self.secure or self.noise_by_clients:
+            return nodes >= max(least, self.least_vectors)
+        from scipy.special import bdtr
+
+        sampler: Any = self.training.algorithm.sampler
+        rate = sampler.sampling.rate
+        too_small = self.training.rounds * float(bdtr(least - 1, nodes, rate) - (1 - rate) ** nodes)
+        # A run that stops there differs from one that goes on by this chance, whoever is in the data.
+        return too_small * (1 + math.exp(min(self.training.planned.epsilon, 700))) <= _TOO_SMALL * self.training.delta
 
     def _online(self, grid: Any) -> list[int]:
         """The nodes that are online, once there are enough."""
-        while len(nodes := sorted(grid.get_node_ids())) < self.least_replies:
+        told = False
+        while not self._enough(len(nodes := sorted(grid.get_node_ids()))):
+            if not told:
+                tell(f"waiting for more nodes: {len(nodes)} are online, too few to draw a cohort of")
+            told = True
             time.sleep(1.0)
         return nodes
 
     def _read(self, folder: Path) -> None:
         try:
-            kept = json.loads((folder / PRIVATE).read_text(encoding="utf-8"))
+            kept = json.loads((folder / PARTICIPATIONS).read_text(encoding="utf-8"))
             self.asked = replace(self.asked, counts=dict(kept["asked"]))
             self.unprivate_replies, self.abandoned = Counter(kept["replies"]), int(kept["abandoned"])
+            self.sums, self.opened = int(kept["sums"]), int(kept["opened"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{str(folder / PRIVATE)!r} cannot be read", "restore it, or start a new run") from error
+            raise RunError(
+                f"{str(folder / PARTICIPATIONS)!r} cannot be read", "restore it, or start a new run"
+            ) from error
 
     def write(self, folder: Path) -> None:
         """Have the participations on disk."""
-        kept = {"asked": self.asked.counts, "replies": self.unprivate_replies, "abandoned": self.abandoned}
-        durable.write(folder / PRIVATE, json.dumps(kept), mode=0o600)
+        kept = {"asked": self.asked.counts, "replies": self.unprivate_replies, "abandoned": self.abandoned,
+                "sums": self.sums, "opened": self.opened}  # fmt: skip
+        durable.write(folder / PARTICIPATIONS, json.dumps(kept), mode=0o600)
 
 
 def _check(training: Training) -> None:
@@ -204,6 +272,7 @@ class _OnDisk(Callback):
         self._strategy, self._folder = strategy, folder
 
     def on_start(self, training: Training, state: TrainState) -> None:
+        (self._folder.path / GUARANTEES).unlink(missing_ok=True)  # of a run that was interrupted
         self._strategy.write(self._folder.path)
         self._folder.store(state)
 
@@ -234,10 +303,12 @@ class _Grid:
 
     def _sum(self, request: CohortRequest) -> ClippedSum:
         strategy = self._strategy
+        if request.round_index <= strategy.opened:  # before this process was started again
+            return self._nothing(request)
         for _ in range(strategy.attempts):
             names = {str(node): node for node in request.cohort.users.view(np.uint64).tolist()}
-            nodes = [names[name] for name in strategy.asked.allowed(names)]
-            strategy.asked = strategy.asked.add(map(str, nodes))
+            nodes = [names[name] for name in strategy.asked.allowed(names) if names[name] not in strategy.barred]
+            strategy.asked, strategy.sums = strategy.asked.add(map(str, nodes)), strategy.sums + 1
             strategy.write(self._folder)  # they count from now on, whatever happens
             found = self._secure(request, nodes) if strategy.secure else self._plain(request, nodes)
             if found is not None:
@@ -246,7 +317,8 @@ class _Grid:
             time.sleep(strategy.pause)
         raise RunError(
             f"round {request.round_index} was abandoned {strategy.attempts} times, as too few nodes replied",
-            "start the nodes, raise the deadline or lower least_replies; then run it again to go on",
+            "start the nodes, with the app and upload of this server, raise the deadline or lower least_replies; then "
+            "run it again to go on",
         )
 
     def _plain(self, request: CohortRequest, nodes: list[int]) -> ClippedSum | None:
@@ -268,19 +340,35 @@ class _Grid:
         (found,) = sums.finished([clip], [request.cohort.sampling])
         return found
 
+    def _nothing(self, request: CohortRequest) -> ClippedSum:
+        """A secure sum of no vectors."""
+        mechanism: Any = self._strategy.training.algorithm.mechanism
+        return ModularSum(mechanism.code.dim, mechanism.code.bits).finished(request.clip, request.cohort.sampling)
+
     def _secure(self, request: CohortRequest, nodes: list[int]) -> ClippedSum | None:
-        """The sum of masked vectors. Others that are online fill up a small cohort: their vectors are zero."""
+        """The sum of masked vectors.
+
+        If clients add the noise, others that are online fill up a small cohort: their vectors are zero, and they add
+        their shares. They do not count as replies. Without noise they would hide nobody, so then there are none.
+        """
         strategy = self._strategy
         mechanism: Any = strategy.training.algorithm.mechanism
-        code = mechanism.code
-        others = [node for node in self._grid.get_node_ids() if node not in set(nodes)]
-        wanted = max(strategy.least_replies, mechanism.cohort_size) - len(nodes)
+        code, left_out = mechanism.code, strategy.barred.union(nodes)
+        if not strategy.noise_by_clients and len(nodes) < strategy.least_replies:
+            if not nodes:
+                return self._nothing(request)
+            raise RunError(
+                f"round {request.round_index} has a cohort of fewer than {strategy.least_replies} nodes, whose sum "
+                "must not be opened", "have more nodes online, or lower least_replies; then run it again to go on",
+            )  # fmt: skip
+        others = [node for node in self._grid.get_node_ids() if node not in left_out]
+        wanted = max(strategy.least_vectors, mechanism.cohort_size) - len(nodes) if strategy.noise_by_clients else 0
         rng = np.random.default_rng()
         fill = {others[place] for place in rng.permutation(len(others))[: max(wanted, 0)]}
         order = rng.permutation(np.array([*nodes, *fill], np.uint64)).tolist()  # numbers tell clients nothing
         number = {node: place + 1 for place, node in enumerate(order)}
         threshold = max(2, len(order) // 2 + 1)
-        least = max(strategy.least_replies, threshold)
+        least = max(strategy.least_vectors, threshold)
         server = SumServer(plan := SumPlan(code.dim, code.bits, threshold, least, secrets.token_bytes(16)))
         told = self._with_parameters(
             request, stage="keys", threshold=threshold, stddev=code.stddev, length=code.length,
@@ -298,20 +386,35 @@ class _Grid:
             return server.add_keys(number[node], (pair[:32], pair[32:]))
 
         like = np.zeros(code.dim, word_type(code.bits))
+
+        def masked(node: int, content: RecordDict) -> bool:
+            if isinstance(content.get("reply"), ArrayRecord):
+                return server.add_masked(number[node], vector_in(content, like))
+            server.add_complaint(number[node], bytes_in(content, COMPLAINT))
+            return False
+
         try:
             self._ask({node: told({"number": number[node], "fills-up": node in fill}) for node in order}, keys)
             roster = {one: box + mask for one, (box, mask) in server.roster().items()}
             everybody = dict.fromkeys(roster, roster)
             stage("boxes", everybody, lambda node, got: server.add_boxes(number[node], bytes_in(got, BOX)))
             boxes = server.boxes_for()
-            stage("masked", boxes, lambda node, got: server.add_masked(number[node], vector_in(got, like)))
+            stage("masked", boxes, masked)
             alive, dead = server.survivors()
+            if len(alive - {number[node] for node in fill}) < min(strategy.least_replies, len(nodes)):
+                return None
+            if not strategy.noise_by_clients:
+                strategy.opened = request.round_index
+                strategy.write(self._folder)  # on disk before anybody is asked for shares
             last: dict[int, dict[int, bytes]] = {one: {} for one in alive}
             lists = {"alive": sorted(alive), "dead": sorted(dead)}
             stage("answers", last, lambda node, got: server.add_answer(number[node], bytes_in(got, SHARE)), **lists)
             return server.total().finished(request.clip, request.cohort.sampling)
         except RoundAbandoned:
-            return None
+            # Shares may still come: with another sum of this round the server could tell the two apart.
+            return self._nothing(request) if strategy.opened == request.round_index else None
+        finally:
+            strategy.barred |= {order[one - 1] for one in server.suspects}
 
     def _with_parameters(self, request: CohortRequest, **same: Any) -> Callable[[Mapping[str, Any]], RecordDict]:
         """Contents of messages that have the parameters: for each node what is the same for all, and its own."""
@@ -319,7 +422,8 @@ class _Grid:
         pieces = torch.split(request.params, [shape.numel() for shape in shapes.values()])
         named = {name: piece.reshape(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
         arrays, t = ArrayRecord(named), request.round_index
-        told = {"names": list(shapes), "clip": request.clip, "round": t, "fills-up": False, **same}
+        told = {"names": list(shapes), "clip": request.clip, "round": t, "fills-up": False,
+                "upload": declared(self._strategy.training.upload), **same}  # type: ignore[arg-type]  # fmt: skip
         return lambda own: RecordDict(
             {"arrays": arrays, "config": ConfigRecord({"server-round": t + 1}), TOLD: ConfigRecord({**told, **own})}
         )

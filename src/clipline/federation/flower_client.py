@@ -15,8 +15,18 @@ from ..federated.clipping import clip_rows, join_bit
 from ..random.discrete_gaussian import words_of
 from ..random.normal_numbers import SystemNormal
 from .encoders import SecureIntegers, word_type
-from .flower_messages import CLIENTS, SHOWS_ERRORS, TOLD, Uploads, bytes_reply, encoder_for, vector_reply
-from .secure_sum import SumClient, SumPlan
+from .flower_messages import (
+    CLIENTS,
+    COMPLAINT,
+    SHOWS_ERRORS,
+    TOLD,
+    Uploads,
+    bytes_reply,
+    declared,
+    encoder_for,
+    vector_reply,
+)
+from .secure_sum import ClosedBoxes, SumClient, SumPlan
 from .simulated import SecureSum
 
 try:
@@ -37,7 +47,8 @@ def clipped(upload: Uploads = None, *, least_replies: int = 2) -> Mod:
     a node of your own, give it the node config `shows-errors=true`: the server then sees its text too.
 
     Args:
-      upload: That of the server's `Training`: None, `Quantised`, `RandomMask` or `SecureSum`.
+      upload: That of the server's `Training`: None, `Quantised`, `RandomMask` or `SecureSum`. The node answers no
+        server whose upload differs in any setting.
       least_replies: With a `SecureSum`, how many vectors a sum must have. The node refuses to open a smaller one,
         whatever the server says.
 
@@ -58,7 +69,7 @@ def clipped(upload: Uploads = None, *, least_replies: int = 2) -> Mod:
         try:
             content = _answer(message, context, call_next, upload, least_replies)
         except Exception:  # Flower would send its text to the server
-            if context.node_config.get(SHOWS_ERRORS):
+            if context.node_config.get(SHOWS_ERRORS) is True:
                 raise
             context.state.pop(TOLD, None)
             content = RecordDict()
@@ -72,10 +83,15 @@ def _answer(
 ) -> RecordDict:
     told = message.content[TOLD]
     secure = isinstance(upload, SecureSum)
-    if secure and told["stage"] != "keys":
+    if secure and told["stage"] in ("boxes", "masked", "answers"):
         return _go_on(message.content, context)
-    if told["stage"] != ("keys" if secure else "train"):
-        raise RunError("the server asks for another upload than this app has", "run one app on all machines")
+    if told["stage"] != ("keys" if secure else "train") or told["upload"] != declared(upload):
+        raise RunError(
+            f"the server asks for {told['upload']!r} and this app has {declared(upload)!r}",
+            "run one app, and one version of clipline, on all machines",
+        )
+    if told["fills-up"] and (not isinstance(upload, SecureSum) or upload.least_survivors is None):
+        raise RunError("the server asks for a vector of zeros, without noise: it would hide nobody")
     clip, round_index = float(told["clip"]), int(told["round"])
     if not 0 < clip < math.inf:
         raise RunError("the server's clip is not one")
@@ -109,7 +125,10 @@ def _go_on(content: RecordDict, context: Context) -> RecordDict:
         reply = bytes_reply(client.boxes({number: (keys[:32], keys[32:]) for number, keys in own.items()}))
     else:
         words: NDArray[np.unsignedinteger] = np.frombuffer(vector, word_type(client.plan.bits))
-        reply, vector = vector_reply(client.masked(own, words)), b""
+        try:
+            reply, vector = vector_reply(client.masked(own, words)), b""
+        except ClosedBoxes as error:  # says so, and is out of the round
+            return bytes_reply(dict.fromkeys(error.senders, bytes(COMPLAINT)))
     _keep(context, client, vector)
     return reply
 
@@ -131,7 +150,7 @@ def _trained(message: Message, context: Context, call_next: TrainFunction, clip:
             raise ValueError
         update = _flat(after, told["names"]) - start
     except Exception:  # as simulated: no update, not within the clip, and nobody is told why
-        if context.node_config.get(SHOWS_ERRORS):
+        if context.node_config.get(SHOWS_ERRORS) is True:
             raise
         update = torch.full_like(start, math.nan)
     return join_bit(*clip_rows(update[None], clip))[0]

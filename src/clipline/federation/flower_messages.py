@@ -24,9 +24,15 @@ except ImportError as error:
 
 TOLD, CLIENTS, REPLY = "clipline", "clients", "reply"
 SHOWS_ERRORS = "shows-errors"  # in the config of a node whose owner wants to see them
-KEYS, BOX, SHARE = 64, 160, 66  # bytes of two public keys, of a box of shares, of a share
+KEYS, BOX, SHARE, COMPLAINT = 64, 160, 66, 1  # bytes of two public keys, a box of shares, a share, a complaint
+ENCODING = 1  # another number where encoders, rotations or masks change: machines with different ones must not mix
 
 Uploads = SecureSum | Quantised | RandomMask | None
+
+
+def declared(upload: Uploads) -> str:
+    """What server and client must have in common about an upload, to compare."""
+    return f"encoding {ENCODING}: {upload}"
 
 
 def encoder_for(upload: Uploads, dim: int) -> Encoder:

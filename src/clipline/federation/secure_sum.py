@@ -45,6 +45,8 @@ Answer = Mapping[int, bytes]  # a share, by the number of the client whose secre
 PRIME = (1 << 521) - 1  # shares are numbers below it
 _SHARE = 66  # bytes of a share
 _NONCE = 12
+_BOX = _NONCE + 2 * _SHARE + 16  # bytes of a box of two shares
+_TRIES = 64  # sets of clients whose shares are put together, before a secret is given up
 _LARGEST_NUMBER = (1 << 64) - 1  # of a client
 
 
@@ -52,12 +54,21 @@ class RoundAbandoned(RunError):
     """Too few clients are left. Nothing is opened, and nothing may be charged."""
 
 
+class ClosedBoxes(RunError):
+    """The boxes of `senders` cannot be opened. A client says so to the server, and nothing more in that round."""
+
+    def __init__(self, senders: Iterable[int]) -> None:
+        super().__init__("this round's sum is refused: a box cannot be opened", "abandon the round")
+        self.senders = frozenset(senders)
+
+
 @dataclass(frozen=True)
 class SumPlan:
-    """What server and clients agree on before a round. Clients take it from the published app, not from the server.
+    """What server and clients agree on before a round.
 
-    `threshold` is how many clients it takes to open a sum, more than half of those who take part. No sum of fewer than
-    `least_survivors` vectors is opened. `round_id` is different in every round of every run.
+    `threshold` is how many clients it takes to open a sum, more than half of those who take part: clients refuse fewer.
+    No sum of fewer than `least_survivors` vectors is opened: clients take it from the published app, not from the
+    server. `round_id` is different in every round of every run.
     """
 
     dim: int
@@ -114,20 +125,28 @@ class SumClient:
         return {other: self._closed(other, own[other] + key[other]) for other in roster if other != self.number}
 
     def masked(self, boxes: Boxes, vector: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-        """The vector with all masks. `boxes` are of those who still take part."""
+        """The vector with all masks. `boxes` are of those who still take part.
+
+        Raises:
+          ClosedBoxes: If some of them cannot be opened.
+        """
         self._next(2)
         if not boxes.keys() <= self._roster.keys() - {self.number} or len(boxes) + 1 < self.plan.least_survivors:
             raise _refused("the boxes are not of enough clients of this round")
         word = word_type(self.plan.bits)
         if vector.shape != (self.plan.dim,) or vector.dtype != word:
             raise _refused(f"the vector is not one of {self.plan.dim} numbers of type {np.dtype(word)}")
-        self._received |= {other: self._opened(other, box) for other, box in boxes.items()}
+        opened = {other: self._opened(other, box) for other, box in boxes.items()}
+        if closed := [other for other, shares in opened.items() if not shares]:
+            raise ClosedBoxes(closed)
+        self._received |= opened
         total, generator = vector.copy(), _Masks(self.plan)
         generator.add(total, _derived(self._own, "own", self.plan, self.number))
         for other in boxes:
             key = _common(self._mask_key, self._roster[other][1], "pair", self.plan, self.number, other)
             generator.add(total, key, negative=self.number > other)
         self._own = b""  # whoever takes this client over now cannot take the mask off
+        total &= word(_below(self.plan.bits))  # else carries of the sum would tell how many numbers were negative
         return total
 
     def answer(self, alive: Iterable[int], dead: Iterable[int]) -> dict[int, bytes]:
@@ -174,13 +193,12 @@ class SumClient:
         return nonce + bytes(self._cipher(other).encrypt(nonce, shares, _names(self.plan, self.number, other)))
 
     def _opened(self, other: int, box: bytes) -> bytes:
+        """The two shares in a box; nothing if it was changed, or holds anything else."""
         try:
             shares = self._cipher(other).decrypt(box[:_NONCE], box[_NONCE:], _names(self.plan, other, self.number))
         except (InvalidTag, ValueError):
-            raise _refused("a box cannot be opened") from None
-        if len(shares) != 2 * _SHARE:
-            raise _refused("a box does not hold two shares")
-        return bytes(shares)
+            return b""
+        return bytes(shares) if len(shares) == 2 * _SHARE else b""
 
     def _cipher(self, other: int) -> AESGCM:
         return AESGCM(_common(self._box_key, self._roster[other][0], "box", self.plan, self.number, other))
@@ -189,7 +207,9 @@ class SumClient:
 class SumServer:
     """The server of one round. Each `add_...` says whether the message was taken; none shows anybody's vector.
 
-    After the messages of a stage `roster`, `boxes_for`, `survivors` and `total` close it, in this order.
+    After the messages of a stage `roster`, `boxes_for`, `survivors` and `total` close it, in this order. Messages that
+    cannot be right are not taken, and a few wrong shares do no harm. `suspects` are clients who have kept others from
+    going on: leave them out of the next attempt.
     """
 
     def __init__(self, plan: SumPlan) -> None:
@@ -199,6 +219,8 @@ class SumServer:
         self._sum: NDArray[np.unsignedinteger] = np.zeros(plan.dim, word_type(plan.bits))  # masked
         self._alive: set[int] = set()
         self._answers: dict[int, dict[int, bytes]] = {}
+        self._complaints: dict[int, frozenset[int]] = {}
+        self._unfit: set[int] = set()  # whose secret does not come out of its shares
         self._stage = 0
 
     def __repr__(self) -> str:
@@ -214,7 +236,7 @@ class SumServer:
             and len(keys) == 2
             and all(isinstance(key, bytes) and len(key) == 32 for key in keys)
         )
-        if self._stage != 0 or not fits or known & set(keys) or keys[0] == keys[1]:
+        if self._stage != 0 or not fits or known & set(keys) or keys[0] == keys[1] or not all(map(_is_key, keys)):
             return False
         self._keys[number] = (keys[0], keys[1])
         return True
@@ -230,9 +252,8 @@ class SumServer:
     def add_boxes(self, number: int, boxes: Boxes) -> bool:
         """Stage 2."""
         fits = number in self._keys and number not in self._boxes and isinstance(boxes, Mapping)
-        fits = (
-            fits and boxes.keys() == self._keys.keys() - {number} and all(isinstance(b, bytes) for b in boxes.values())
-        )
+        fits = fits and boxes.keys() == self._keys.keys() - {number}
+        fits = fits and all(isinstance(box, bytes) and len(box) == _BOX for box in boxes.values())
         if self._stage != 1 or not fits:
             return False
         self._boxes[number] = dict(boxes)
@@ -255,6 +276,21 @@ class SumServer:
         self._alive.add(number)
         return True
 
+    def add_complaint(self, number: int, senders: Iterable[int]) -> bool:
+        """Stage 3, of a client who has no vector to send, since it cannot open these clients' boxes."""
+        accused = frozenset(senders)
+        fits = number in self._boxes.keys() - self._alive and number not in self._complaints
+        if self._stage != 2 or not fits or not accused or not accused <= self._boxes.keys() - {number}:
+            return False
+        self._complaints[number] = accused
+        return True
+
+    @property
+    def suspects(self) -> set[int]:
+        """Whose boxes more than half of the others cannot open, or whose shares do not fit together."""
+        accused = [number for senders in self._complaints.values() for number in senders]
+        return self._unfit | {one for one in self._boxes if 2 * accused.count(one) > len(self._boxes) - 1}
+
     def survivors(self) -> tuple[set[int], set[int]]:
         """Who is alive, and who sent boxes but no vector: the same lists for everybody who is alive."""
         self._close(2, len(self._alive))
@@ -274,23 +310,42 @@ class SumServer:
         if len(self._answers) < self.plan.threshold:
             raise RoundAbandoned(f"{len(self._answers)} clients answered, {self.plan.threshold} are needed")
         self._close(3, len(self._alive))
-        chosen = dict(list(self._answers.items())[: self.plan.threshold])
-        weights, masks = lagrange(chosen), _Masks(self.plan)
-        for number in self._boxes:
-            secret = combined({sender: answer[number] for sender, answer in chosen.items()}, weights)
+        masks = _Masks(self.plan)
+        for number, secret in self._secrets().items():
             if number in self._alive:
                 masks.add(self._sum, _derived(secret, "own", self.plan, number), negative=True)
                 continue
             key = X25519PrivateKey.from_private_bytes(secret)
-            if _public(key) != self._keys[number][1]:
-                raise RoundAbandoned("the shares of a client's key do not fit it")
             for other in self._alive:  # takes off what the other has added
                 common = _common(key, self._keys[other][1], "pair", self.plan, number, other)
                 masks.add(self._sum, common, negative=other < number)
         found = ModularSum(self.plan.dim, self.plan.bits)
-        found.add(self._sum)
+        found.add(self._sum & self._sum.dtype.type(_below(self.plan.bits)))
         self._sum = np.zeros_like(self._sum)
         return found
+
+    def _secrets(self) -> dict[int, bytes]:
+        """The seed of each who is alive and the key of each who is dead, from shares of which a few may be wrong."""
+        senders, found = list(self._answers), dict[int, bytes]()
+        chosen = senders[: self.plan.threshold]
+        weights = lagrange(chosen)
+        for number in self._boxes:
+            for _ in range(_TRIES):
+                secret = combined({sender: self._answers[sender][number] for sender in chosen}, weights)
+                if secret is not None and (number in self._alive or self._is_key_of(number, secret)):
+                    found[number] = secret
+                    break
+                if len(senders) == self.plan.threshold:
+                    break
+                chosen = secrets.SystemRandom().sample(senders, self.plan.threshold)
+                weights = lagrange(chosen)
+        self._unfit = self._boxes.keys() - found.keys()
+        if self._unfit:
+            raise RoundAbandoned(f"the shares of {len(self._unfit)} clients' secrets do not fit together")
+        return found
+
+    def _is_key_of(self, number: int, secret: bytes) -> bool:
+        return _public(X25519PrivateKey.from_private_bytes(secret)) == self._keys[number][1]
 
     def _close(self, stage: int, left: int) -> None:
         if stage != self._stage:
@@ -337,16 +392,28 @@ def lagrange(numbers: Iterable[int]) -> dict[int, int]:
     return weights
 
 
-def combined(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes:
-    """The secret of 32 bytes of which these are shares."""
+def combined(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes | None:
+    """The secret of 32 bytes of which these are shares; None if they are not, but for a chance of 2^-265."""
     value = sum(int.from_bytes(share, "big") * weights[number] for number, share in shares.items()) % PRIME
-    if value >> 256:
-        raise RoundAbandoned("shares do not fit together")
-    return value.to_bytes(32, "big")
+    return None if value >> 256 else value.to_bytes(32, "big")
+
+
+def _below(bits: int) -> int:
+    """The largest number below the modulus."""
+    return (1 << bits) - 1
 
 
 def _public(key: X25519PrivateKey) -> bytes:
     return bytes(key.public_key().public_bytes_raw())
+
+
+def _is_key(public: bytes) -> bool:
+    """Whether others can agree on a secret with whoever sent this: with some bytes nobody can."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
 
 
 def _common(key: X25519PrivateKey, public: bytes, purpose: str, plan: SumPlan, one: int, other: int) -> bytes:

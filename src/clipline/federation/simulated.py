@@ -77,7 +77,7 @@ class SecureSum:
 
         def total(request: CohortRequest, vectors: Iterator[Tensor]) -> ClippedSum:
             t, sums, least = request.round_index, ModularSum(code.dim, code.bits), self.least_survivors or 0
-            rounding, noise = streams.rounding(t), words_of(streams.noise(t)) if least else None
+            rounding, noise = streams.rounding(t), words_of(streams.shares(t)) if least else None
             # In a cohort that is too small, clients who have nothing to say send their shares of the noise.
             nothing = repeat(
                 torch.zeros(training.dim + 1, dtype=torch.float64), max(least - len(request.cohort.users), 0)

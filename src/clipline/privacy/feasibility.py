@@ -30,6 +30,7 @@ from .search import least_whole_within
 
 Parameters = int | Sequence[Sequence[int]]  # how many are trained, or the shape of each tensor of them
 
+_NOTHING_AT_ONE = 0.5  # clips of noise from which handwriting learns nothing at a server rate of 1 (plan.md)
 _MOST_USERS = 10**12
 # Of the table of noise. More users than the largest cohort are rarely trained in one round.
 ROUNDS, _COHORTS, _LARGEST_COHORT = (100, 300, 1000, 3000), 6, 10_000
@@ -71,6 +72,20 @@ def verdict(ratio: float) -> Verdict:
 def verdict_text(ratio: float) -> str:
     """The verdict with its reason: "hopeless: the noise is 2.7 times the longest possible mean update"."""
     return f"{verdict(ratio)}: the noise is {ratio_text(ratio)} times the longest possible mean update"
+
+
+def rate_text(ratio: float) -> str | None:
+    """What so much noise does to the server's rate; None where it does nothing that was seen."""
+    if ratio <= Verdict.COMFORTABLE.most:
+        return None
+    return "may have to be lower: at 0.5 clips handwriting learns at rate 0.3, and nothing at rate 1"
+
+
+def rate_warning(ratio: float, server_lr: float | None) -> str | None:
+    """What to say of a chosen rate of SGD, if handwriting learned nothing at it; None below."""
+    if server_lr is None or server_lr < 1 or ratio < _NOTHING_AT_ONE:
+        return None
+    return f"server rate {server_lr:g} {rate_text(ratio)}. The noise here is {ratio_text(ratio)} clips."
 
 
 def ratio_text(ratio: float, digits: int = 2) -> str:

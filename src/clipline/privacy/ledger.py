@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import RunError, SettingError, check_whole, refuse
+from ..errors import RunError, SettingError, check_whole, refuse, regular
 from .events import GaussianEvent, GroupedPoissonSampling, PoissonSampling
 
 VERSION = 1
@@ -105,7 +105,7 @@ class Ledger:
         round was never released.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = regular(Path(path)).read_text(encoding="utf-8")
             lines = text.split("\n")[:-1] if unfinished else text.splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise RunError(f"ledger {path} cannot be read ({error}): give the ledger of a run") from error

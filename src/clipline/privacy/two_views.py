@@ -7,8 +7,9 @@ participations are counted and capped. If the server adds the noise, it has seen
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..errors import SettingError, check_whole, refuse
 from .accountant import account
@@ -52,19 +53,22 @@ class Participations:
 
 
 def against_server(ledger: Ledger, participations: int) -> Ledger:
-    """What the server has seen of a user who took part in so many of the rounds: those with the least noise.
+    """What the server has seen of a user who was asked so often: rounds without sampling, those with the least noise.
 
-    Statistics that were released before count too, all of them.
+    A user may have been asked more often than there are rounds, as an attempt that came to nothing counts. Each of
+    these is one more round with the least noise. Statistics that were released before count too, all of them.
     """
-    check_whole("participations", participations, at_least=0, way_out="give the most rounds of any user")
+    check_whole("participations", participations, at_least=0, way_out="give how often any user was asked at most")
     seen, left = Ledger(), participations
-    for event, count in sorted(ledger.entries, key=lambda entry: entry[0].noise_multiplier):
+    entries = sorted(ledger.entries, key=lambda entry: entry[0].noise_multiplier)
+    first = next((event for event, _ in entries if event.statistic is None), None)
+    for event, count in entries:
         if isinstance(event.sampling, GroupedPoissonSampling):
             raise SettingError("banded noise has no statement against the server: use independent noise")
-        taken = count if event.statistic is not None else min(count, left)
-        left -= 0 if event.statistic is not None else taken
-        alone = GaussianEvent(NoSampling(), event.noise_multiplier, event.statistic, event.log_ratio)
-        seen = seen.add(alone, taken)
+        if event.statistic is None:
+            count = min(count + (max(participations - ledger.rounds, 0) if event is first else 0), left)
+            left -= count
+        seen = seen.add(GaussianEvent(NoSampling(), event.noise_multiplier, event.statistic, event.log_ratio), count)
     return seen
 
 
@@ -74,31 +78,39 @@ class TwoGuarantees:
 
     outsiders: Guarantee
     server: Guarantee | None
-    participations: int
+    participations: int  # 0 where nothing is promised for them
 
     def __str__(self) -> str:
-        """Two sentences to quote."""
-        outside = f"For outsiders, who do not know the cohorts: {self.outsiders}."
+        """Two sentences to quote, a line each."""
+        return f"For outsiders, who do not know the cohorts: {self.outsiders}.\n{self.against_server}"
+
+    @property
+    def against_server(self) -> str:
+        """The second sentence."""
         if self.server is None:
-            return f"{outside}\nAgainst the server: no promise of differential privacy, since it adds the noise itself."
+            return "Against the server: no promise of differential privacy, since it adds the noise itself."
         rounds = f"{self.participations} round{'' if self.participations == 1 else 's'}"
-        return f"{outside}\nAgainst the server, for a user who takes part in at most {rounds}: {self.server}."
+        return f"Against the server, for a user who takes part in at most {rounds}: {self.server}."
+
+    @staticmethod
+    def participations_in(text: str) -> int:
+        """That of the guarantees which were written down as this text."""
+        found = re.search(
+            r"^Against the server, for a user who takes part in at most (\d{1,9}) rounds?:", text, re.MULTILINE
+        )
+        return int(found[1]) if found else 0
 
 
-def account_both(
-    ledger: Ledger, *, delta: float, relation: Relation, participations: int, noise_by_clients: bool
-) -> TwoGuarantees:
-    """Both statements about a ledger of rounds.
+def account_both(outsiders: Guarantee, ledger: Ledger, participations: int) -> TwoGuarantees:
+    """Both statements about a ledger of rounds, of which the first is accounted already.
 
-    `relation` is that of the first. Against the server it is always zero-out: who took part is known to it, and what
-    is protected is what they sent. Replace-one is refused where participations are capped, see federation.md.
+    `participations` is how often a user was asked at most, or 0 where the server adds the noise. Against the server the
+    relation is always zero-out: who took part is known to it, and what is protected is what they sent.
     """
-    relation = Relation.named(relation)
-    if relation not in (Relation.ADD_OR_REMOVE, Relation.ZERO_OUT):
-        raise refuse("relation", relation.value, "add-or-remove or zero-out where participations are capped",
-                     "take one of them")  # fmt: skip
-    outsiders = account(ledger, delta=delta, relation=relation)
-    if not noise_by_clients:
-        return TwoGuarantees(outsiders, None, participations)
-    seen = against_server(ledger, participations)
-    return TwoGuarantees(outsiders, account(seen, delta=delta, relation=Relation.ZERO_OUT), participations)
+    if not participations:
+        return TwoGuarantees(outsiders, None, 0)
+    seen = account(against_server(ledger, participations), delta=outsiders.delta, relation=Relation.ZERO_OUT)
+    flags = {name: getattr(outsiders, name) for name in ("example_level", "shows_errors")}
+    return TwoGuarantees(
+        outsiders, replace(seen, from_seed=seen.from_seed or outsiders.from_seed, **flags), participations
+    )

@@ -12,8 +12,10 @@ so words of any generator can be used: those of OpenSSL here, those of a GPU in 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -175,3 +177,28 @@ class SystemNormal:
     def words(self, count: int) -> NDArray[np.uint64]:
         """(count,) new words of 64 random bits, read-only."""
         return np.frombuffer(_random_bytes(8 * count), np.uint64)
+
+    def part(self, number: int) -> SystemNormal:
+        """A generator for one part of many numbers, beside those of the other parts."""
+        return self
+
+
+class KeyedNormal(SystemNormal):
+    """The same from a key of 256 bits: equal keys give equal numbers, and nobody can work them out without the key.
+
+    Words are those of SHAKE-256 (FIPS 202) of the key, the part and the number of the call: an extendable output is a
+    pseudo-random function of a key that stands first. Each part is for one thread.
+    """
+
+    def __init__(self, key: bytes, part: int = 0) -> None:
+        self.key, self._part, self._calls = key, part, 0
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """(count,) further words, read-only."""
+        text = self.key + struct.pack("<QQ", self._part, self._calls)
+        self._calls += 1
+        return np.frombuffer(hashlib.shake_256(text).digest(8 * count), "<u8")
+
+    def part(self, number: int) -> KeyedNormal:
+        """A generator of other numbers for each part."""
+        return KeyedNormal(self.key, number)

@@ -1,7 +1,7 @@
 """Independent random streams from one seed, each named by its purpose.
 
 Server-side randomness (who is sampled, the noise) comes as NumPy generators keyed by seed, purpose and round; noise
-from the system comes from a cryptographic generator.
+from the system is keyed by 256 bits of the operating system, and comes from a cryptographic generator.
 A user's randomness (order of examples, dropout) is counter-based: a hash of seed, purpose, round, the user's identity
 (`Population.identities`: the user's own id, not the position in a list) and index. What a user draws does not depend on
 blocks, workers or devices, nor on other users who are added, removed or renamed.
@@ -18,15 +18,40 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import RunError
 from ..settings import check
-from .normal_numbers import SystemNormal
+from .normal_numbers import KeyedNormal, SystemNormal
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the step of the splitmix64 sequence
 _MASK = (1 << 64) - 1
-GUESSABLE = 1 << 40  # below this a seed is found by trying all of them; seeds that clipline draws have 62 bits
+GUESSABLE = 1 << 40  # below this a seed is found by trying all of them
 
 NoiseSource = Literal["seed", "system"]
 NormalGenerator = np.random.Generator | SystemNormal  # of the noise
+
+
+class SecretKey:
+    """256 bits of the operating system. Every run draws a new one; a run that is resumed takes its own again."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Draw another."""
+        self.restore(secrets.token_bytes(32))
+
+    def restore(self, key: bytes) -> None:
+        """Take the key of a run that goes on."""
+        self.unprivate_bytes, self._hidden = key, set[int]()
+
+    def hide(self, round_index: int) -> None:
+        """Refuse to draw the noise of a round twice: another sum under it would show the difference of the two."""
+        if round_index in self._hidden:
+            raise RunError(
+                f"the noise of round {round_index} was drawn before but hides one release only",
+                "run the training anew, or resume its run directory",
+            )
+        self._hidden.add(round_index)
 
 
 @dataclass(frozen=True)
@@ -34,33 +59,39 @@ class Streams:
     """All randomness of a run.
 
     `noise_source="seed"` makes cohorts and noise repeatable, for simulations; whoever knows the seed can then tell who
-    took part, and subtract the noise. `noise_source="system"` keys both from the operating system's entropy and stores
-    the keys nowhere: use it when the model will be published; the noise then comes from a cryptographic generator.
-    Users' own randomness then depends on such a key as well, drawn when the streams are made. Never use one seed twice
+    took part, and subtract the noise. `noise_source="system"` takes both, and users' own randomness, from a secret key.
+    Noise then comes from a cryptographic generator. Use it when the model will be published. Never use one seed twice
     on different data.
     """
 
     seed: int
     noise_source: NoiseSource = "seed"
-    secret: str = field(default="", repr=False)  # part of the keys of users' randomness; drawn for "system"
+    key: SecretKey = field(default_factory=SecretKey, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check("seed", self.seed)
         check("noise_source", self.noise_source)
-        if self.noise_source == "system" and not self.secret:
-            object.__setattr__(self, "secret", secrets.token_hex(16))
 
     def sampling(self, round_index: int) -> np.random.Generator:
         """The generator that samples this round's cohort. As secret as the noise: amplification needs it."""
-        return self._fresh() if self.noise_source == "system" else self._generator("sampling", round_index)
+        return self._generator("sampling", round_index)
 
     def noise(self, round_index: int) -> NormalGenerator:
         """The generator of the noise on this round's release; a cryptographic one for "system"."""
-        return SystemNormal() if self.noise_source == "system" else self._generator("noise", round_index)
+        if self.noise_source == "system":
+            self.key.hide(round_index)
+            return KeyedNormal(self._digest("noise", round_index, 32))
+        return self._generator("noise", round_index)
+
+    def shares(self, round_index: int) -> NormalGenerator:
+        """The generator of the noise that simulated clients add in this round."""
+        if self.noise_source == "system":
+            return KeyedNormal(self._digest("shares of noise", round_index, 32))
+        return self._generator("noise", round_index)
 
     def rounding(self, round_index: int) -> np.random.Generator:
         """The generator by which this round's encoded updates are rounded, where clients are simulated."""
-        return self._fresh() if self.noise_source == "system" else self._generator("rounding", round_index)
+        return self._generator("rounding", round_index)
 
     def statistic(self, identity: str) -> NormalGenerator:
         """The generator of the noise on one private statistic; no round's noise, whatever the seed."""
@@ -68,7 +99,7 @@ class Streams:
 
     def initial(self) -> int:
         """The 63-bit seed of the model's initial parameters."""
-        return int.from_bytes(self._digest("initial", 0)[:8], "little") >> 1
+        return int.from_bytes(_hash(f"clipline/{self.seed}/initial/0")[:8], "little") >> 1
 
     def user_key(self, purpose: str, round_index: int, identity: int) -> int:
         """The 64-bit key of one user's randomness for one purpose in one round, for `user_bits`."""
@@ -78,20 +109,21 @@ class Streams:
         """`user_key` of many users at once."""
         return keys_of([(self, round_index)], purpose, identities, np.zeros(len(identities), np.int64))
 
-    @staticmethod
-    def _fresh() -> np.random.Generator:
-        # Not cryptographic, but nobody sees what it draws, and every round has a key of its own.
-        return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
-
     def _generator(self, purpose: str, round_index: int) -> np.random.Generator:
+        # Not cryptographic, but nobody sees what it draws where the key is secret, and every round has its own.
         key = int.from_bytes(self._digest(purpose, round_index), "little")
         return np.random.Generator(np.random.Philox(key=key))
 
     def _users_base(self, purpose: str, round_index: int) -> int:
-        return int.from_bytes(self._digest(self.secret + purpose, round_index)[:8], "little")
+        return int.from_bytes(self._digest(purpose, round_index)[:8], "little")
 
-    def _digest(self, purpose: str, round_index: int) -> bytes:
-        return hashlib.blake2b(f"clipline/{self.seed}/{purpose}/{round_index}".encode(), digest_size=16).digest()
+    def _digest(self, purpose: str, round_index: int, size: int = 16) -> bytes:
+        key = self.key.unprivate_bytes if self.noise_source == "system" else b""
+        return _hash(f"clipline/{self.seed}/{purpose}/{round_index}", key, size)
+
+
+def _hash(text: str, key: bytes = b"", size: int = 16) -> bytes:
+    return hashlib.blake2b(text.encode(), key=key, digest_size=size).digest()
 
 
 def keys_of(

@@ -43,9 +43,10 @@ from ..settings import SETTINGS, STAND_IN
 from ..tasks import is_task_file, task_named
 from ..tasks.task import Task
 from ..tasks.task_file import file_checksum, model_of
+from ..training.durable import damage
 from ..training.model_card import guarantee_from, layers_text
 from ..training.run_directory import checked_path
-from ..training.run_files import CARD_KEY, CHECKPOINT, MODEL
+from ..training.run_files import CARD_KEY, MODEL, can_go_on
 from .new_data import PREDICTION, arrays_of, class_names, field_like, named_columns, perhaps_renamed
 
 Predict = Callable[[nn.Module, Batch], Tensor | Mapping[str, Tensor]]  # (examples, ...) of a batch, or several by name
@@ -285,7 +286,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Guarantee]:
     """Tensors, card and guarantee of a folder."""
     file = path / MODEL
     if not is_file(file):
-        unfinished = is_file(path / CHECKPOINT)
+        unfinished = can_go_on(path)
         shown = str(path)[:200]
         raise RunError(
             f"path={shown!r} holds an unfinished run and no {MODEL}: resume it first"
@@ -296,7 +297,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Guarantee]:
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
-        text = metadata[CARD_KEY]
+        text, wrong = metadata[CARD_KEY], damage(file)
     except KeyError:
         raise RunError(
             f"{str(file)!r} has no card, so clipline.load does not know its guarantee: save it by result.save, or read "
@@ -304,6 +305,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Guarantee]:
         ) from None
     except _UNREADABLE as error:
         raise RunError(f"{str(file)!r} cannot be read as a saved model ({short(error)}): save it again") from None
+    if wrong is not None:
+        raise RunError(f"{str(file)!r} is damaged, {wrong}: restore it, or save the model again")
     return tensors, *_checked_card(text, file)
 
 

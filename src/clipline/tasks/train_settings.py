@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..engine.core.fast_parts import FastParts
-from ..errors import SettingError, refuse
+from ..errors import SettingError, refuse, regular
 from ..federated.clip_controllers import ClipController, FixedClip, QuantileClip
 from ..federated.local_sgd import LocalAdam, LocalSGD, LocalTraining
 from ..federated.mechanism import BandedNoise, IndependentNoise
@@ -181,7 +181,7 @@ def check_given(given: Mapping[str, Any], where: str) -> None:
 def read_toml(path: Path) -> dict[str, Any]:
     """The keys of a settings file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(regular(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingError(f"config={str(path)!r} does not exist: give the path of a TOML file") from None
     except (ValueError, RecursionError, OSError) as error:  # ValueError: no TOML, no UTF-8, thousands of digits

@@ -1,8 +1,8 @@
 """The whole state of a run in one file: model, server momentum, clip, round and ledger together, or not at all.
 
-Randomness needs no saving: every stream is a function of seed, purpose and round, so a resumed run draws what the
-uninterrupted one would have drawn. Banded noise also goes on from that of the last rounds, which is saved: whoever has
-it can subtract it, and such a checkpoint is as private as the data.
+Randomness needs no saving: every stream is a function of seed or key, purpose and round, so a resumed run draws what
+the uninterrupted one would have drawn. The key is in a file beside it. Banded noise also goes on from that of the last
+rounds, which is saved: whoever has it can subtract it, and such a checkpoint is as private as the data.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import re
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -35,6 +36,7 @@ from ..privacy.events import GaussianEvent
 from ..privacy.ledger import Ledger
 from . import durable
 from .model_card import describe, device_name, in_use, layers_text
+from .run_files import OLDER
 
 if TYPE_CHECKING:
     from .training import Training
@@ -46,23 +48,23 @@ _CHECKSUM = re.compile("[0-9a-f]{32}")  # of which a reader learns no more than 
 # The next checkpoint waits so many times as long as the last one took to write, as writing holds Python's lock and so
 # the rounds beside it; but no more seconds than somebody may lose by a power cut.
 _PAUSE, _LONGEST_PAUSE = 40, 30.0
+_SEED = "seed"  # the same: a message may be copied to where the noise must not be known
 DATA_FINGERPRINT = "unprivate data fingerprint"  # the name of a line of circumstances that no message shows
 
 
 def save_checkpoint(
     path: Path, state: TrainState, circumstances: str = "", personal: PersonalStore | None = None
 ) -> None:
-    """Write atomically, and to disk: a crash or a power cut leaves the previous checkpoint.
+    """Write atomically, and to disk: a crash or a power cut leaves the previous checkpoint, and so does damage.
 
     `circumstances` is whatever must be the same when the run goes on: a line each, `name = value` or `name: value`.
     With `personal` parameters those of this state are in it too, and the file is private.
     """
-    _write(path, *_contents(state, circumstances, personal))
+    tensors, metadata = _contents(state, personal)
+    _write(path, tensors, {**metadata, "circumstances": circumstances})
 
 
-def _contents(
-    state: TrainState, circumstances: str, personal: PersonalStore | None
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _contents(state: TrainState, personal: PersonalStore | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a checkpoint. States are never written to, so the tensors stay what they are."""
     runs = [{"count": count, "event": event.to_json()} for event, count in state.ledger.entries]
     tensors = {"params": state.params, **{f"server.{name}": value for name, value in state.server.items()}}
@@ -80,14 +82,13 @@ def _contents(
         "clip": repr(state.clip.clip),
         "round_index": str(state.clip.round_index),
         "ledger": json.dumps(runs),
-        "circumstances": circumstances,
     }
     return tensors, metadata
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     copied = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
-    durable.save_tensors(copied, path, metadata, private=True)
+    durable.save_tensors(copied, path, metadata, private=True, keep_as=path.with_name(OLDER))
 
 
 class CheckpointWriter:
@@ -105,15 +106,18 @@ class CheckpointWriter:
         self._busy: Future[None] | None = None  # until it has found nothing waiting
         self._hurry = threading.Event()  # somebody waits
 
-    def write(self, state: TrainState, circumstances: str = "", personal: PersonalStore | None = None) -> None:
-        """Begin to write, as `save_checkpoint` does. The state may be of a GPU that is still at work on it."""
-        tensors, metadata = _contents(state, circumstances, personal)
+    def write(self, state: TrainState, circumstances: object = "", personal: PersonalStore | None = None) -> None:
+        """Begin to write, as `save_checkpoint` does. The state may be of a GPU that is still at work on it.
+
+        The text of `circumstances` is asked for by the thread, which may wait for it.
+        """
+        tensors, metadata = _contents(state, personal)
         device = state.params.device
         ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
         with self._lock:
             if self._busy is not None and self._busy.done():
                 self._busy.result()
-            self._waiting = partial(self._write, tensors, metadata, ready)
+            self._waiting = partial(self._write, tensors, metadata, circumstances, ready)
             if self._busy is None:
                 self._busy = self._thread.submit(self._work)
 
@@ -142,7 +146,14 @@ class CheckpointWriter:
             write()
             self._hurry.wait(min(_PAUSE * (time.perf_counter() - begun), _LONGEST_PAUSE))
 
-    def _write(self, tensors: Mapping[str, Tensor], metadata: dict[str, str], ready: torch.cuda.Event | None) -> None:
+    def _write(
+        self,
+        tensors: Mapping[str, Tensor],
+        metadata: dict[str, str],
+        circumstances: object,
+        ready: torch.cuda.Event | None,
+    ) -> None:
+        metadata = {**metadata, "circumstances": str(circumstances)}
         if ready is None:
             _write(self._path, tensors, metadata)
             return
@@ -153,17 +164,47 @@ class CheckpointWriter:
             _write(self._path, tensors, metadata)
 
 
+class DamagedError(RunError):
+    """A checkpoint is not what was written."""
+
+
+class DamagedCheckpointWarning(UserWarning):
+    """The last checkpoint of a run is damaged, and the run goes on from the one before."""
+
+
+def load_last(path: Path, device: torch.device | str, circumstances: str) -> TrainState:
+    """The checkpoint at this path or, where that is missing or damaged, the one before, which takes its place."""
+    older = path.with_name(OLDER)
+    try:
+        return load_checkpoint(path, device, circumstances)
+    except DamagedError:
+        if not older.is_file():
+            raise
+        state = load_checkpoint(older, device, circumstances)
+        warnings.warn(
+            f"{str(path)!r} is damaged or missing: the run goes on from the checkpoint before it, after "
+            f"{state.round_index} rounds",
+            DamagedCheckpointWarning,
+            stacklevel=2,
+        )
+        older.replace(path)
+        return state
+
+
 def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstances: str = "") -> TrainState:
     """What `save_checkpoint` wrote, to the last bit; refused under other circumstances.
 
     A round that is run again must release the same numbers, or else their difference shows what noise should hide.
     """
     try:
+        wrong = durable.damage(path)
         with safe_open(path, "pt", device=str(device)) as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{str(path)!r} cannot be read as a checkpoint ({error}): start the run again") from None
+        raise DamagedError(f"{str(path)!r} cannot be read as a checkpoint ({error}): start the run again") from None
+    if wrong is not None:
+        raise DamagedError(f"{str(path)!r} is damaged, {wrong}: start the run again")
     if metadata.get("version") != _VERSION:
         raise RunError(f"{str(path)!r} has version {metadata.get('version')!r} but must have {_VERSION}: start again")
     if metadata.get("circumstances") != circumstances:
@@ -191,7 +232,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstance
         }
         return TrainState(clip.round_index, params, server, LateClip.known(clip), ledger, noise)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(f"{str(path)!r} is damaged ({error!r}): start the run again") from None
+        raise DamagedError(f"{str(path)!r} is damaged ({error!r}): start the run again") from None
 
 
 def load_personal(path: Path, round_index: int, personal: PersonalStore) -> None:
@@ -212,8 +253,8 @@ def _difference(before: str, now: str) -> str:
     for name in [*then_by_name, *(name for name in now_by_name if name not in then_by_name)]:
         then, today = then_by_name.get(name, "nothing"), now_by_name.get(name, "nothing")
         if then != today:
-            if name == DATA_FINGERPRINT:
-                return "the data have changed: restore them"
+            if name in (DATA_FINGERPRINT, _SEED):
+                return "the data have changed: restore them" if name != _SEED else "the seed has changed: restore it"
             if _CHECKSUM.search(then) and _CHECKSUM.search(today):
                 return f"the {name.removeprefix('checksum of the ')} has changed: restore it"
             return f"it was written under other circumstances ({then!r} then, {today!r} now): restore them"
@@ -224,8 +265,8 @@ def _by_name(circumstances: str) -> dict[str, str]:
     return {re.split(" = |: ", line, maxsplit=1)[0]: line for line in circumstances.splitlines()}
 
 
-# Either changes no release (the device's name, which `device in use` stands for) or rounding alone; of the seed a hash
-# is compared, since error messages show what has changed.
+# Either changes no release (the device's name, which `device in use` stands for) or rounding alone. The seed is
+# compared where noise comes from it.
 _MAY_DIFFER = ("seed", "compute.workers", "compute.device")
 
 
@@ -255,7 +296,7 @@ class Circumstances:
         if draws_on_device(training.problem):  # its logarithms, in numbers of the tail, are rounded otherwise
             facts["noise"] = "drawn by the GPU"
         if training.privacy.noise_source == "seed":  # else a round that is run again draws afresh, whatever the seed
-            facts["hash of the seed"] = hashlib.sha256(f"clipline seed {training.seed}".encode()).hexdigest()[:16]
+            facts[_SEED] = str(training.seed)
         chosen = {**(same or {}), **settings}
         lines = {name: json.dumps(value, ensure_ascii=False, default=str) for name, value in chosen.items()}
         self._text = "".join(f"{name} = {text}\n" for name, text in lines.items() if text != "null")

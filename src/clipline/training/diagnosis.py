@@ -1,6 +1,6 @@
 """Whether a training failed, from what it released and from held-out metrics alone: sentences, or none if it is well.
 
-The rules stand in docs/howto/own_data.md ("If it does not learn"), and docs/results/failing.md shows each at work.
+The rules stand in docs/howto/learning.md, and docs/results/failing.md shows each at work.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -97,10 +98,7 @@ def diagnose(rounds: Sequence[Round], known: Known) -> tuple[Finding, ...]:
         return (Finding("no_rounds", said),) if known.ended else ()
     judged = [one for one in rounds if known.kept is None or one["round"] < known.kept]  # those of the model
     metric = _metric_findings(judged, known)
-    found = [
-        *metric,
-        *([] if not metric and _learned(judged, known) else _clip_findings(rounds, judged, known, metric)),
-    ]
+    found = [*metric, *_clip_findings(rounds, judged, known, metric)]
     if known.noise_norm is not None and verdict(known.noise_norm) is Verdict.HOPELESS:
         found.append(Finding("hopeless_noise", hopeless_text(known.noise_norm)))
     return tuple(found) if found or len(judged) < len(rounds) else tuple(_rising(rounds, known))
@@ -183,7 +181,8 @@ def _clip_findings(
         mean < EMPTY + chance(window) and mean + chance(window) < target / 2
         for mean, window in ((later, half), (within, last))
     )
-    if grew and none and max(clips) == clips[-1]:
+    learned = not metric and _learned(judged, known)  # then updates are finite, and the clip is merely on its way
+    if grew and none and max(clips) == clips[-1] and not learned:
         said = (
             f"Nearly every update was cut, though the clip grew {span}. Updates that are not finite count as cut too: "
             "check the loss and the labels, or the users' learning rate is far too high."
@@ -251,11 +250,16 @@ def _near_best(rounds: Sequence[Round], known: Known) -> bool:
 
 
 def _scatter(values: Sequence[float]) -> float:
-    """The standard deviation of a metric about its trend, from second differences; 0 where too few were measured."""
+    """The standard deviation of a metric about its trend, from second differences; 0 where too few were measured.
+
+    Never more than the largest step back: a curve that bends but does not turn is a trend, and no noise.
+    """
     if len(values) < _LEAST_WINDOW:
         return 0.0
     bends = [abs(a - 2 * b + c) for a, b, c in zip(values, values[1:], values[2:], strict=False)]
-    return median(bends) / (0.6745 * math.sqrt(6))
+    up = values[-1] >= values[0]
+    back = max((a - b if up else b - a) for a, b in pairwise(values))
+    return min(median(bends) / (0.6745 * math.sqrt(6)), max(back, 0.0))
 
 
 def _baseline(rounds: Sequence[Round], name: str, known: Known) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import secrets
 import warnings
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
-from ..errors import RunError
+from ..errors import GO_ON, RunError, regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +25,10 @@ try:
 except ImportError:  # as on Windows
     fcntl = None  # type: ignore[assignment]
 
+CHECKSUM = "checksum"  # of the metadata of a safetensors file
+_BLANK = "0" * 64  # stands in its place while it is computed
+_PLACE = f'"{CHECKSUM}":"'.encode()  # before it in the header; within a text the quotes would be escaped
+_LONGEST_HEADER = 100_000_000  # of safetensors
 _UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)  # of a file system that syncs no folders
 
 
@@ -100,8 +105,18 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str], *, private: bool = False) -> None:
-    """Write tensors as safetensors, whole and to disk, or not at all. If `private`, nobody else may read the file."""
+def save_tensors(
+    tensors: dict[str, Tensor],
+    path: Path,
+    metadata: dict[str, str],
+    *,
+    private: bool = False,
+    keep_as: Path | None = None,
+) -> None:
+    """Write tensors as safetensors, whole and to disk, or not at all, with a checksum over tensors and metadata.
+
+    If `private`, nobody else may read the file. The file that was there before gets the name `keep_as`.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -110,13 +125,46 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
         if private:
             unfinished.unlink(missing_ok=True)
             unfinished.touch(mode=0o600)
-        save_file(tensors, unfinished, metadata)
-        sync_file(unfinished)
+        save_file(tensors, unfinished, {**metadata, CHECKSUM: _BLANK})
+        with unfinished.open("r+b") as file:
+            place, _, checksum = _checksum(file)
+            file.seek(place)
+            file.write(checksum.encode())
+            sync(file, unfinished)
+        if keep_as is not None and path.exists():
+            path.replace(keep_as)
         put(unfinished, path)
     except SafetensorError as error:  # as of a full disk
-        raise RunError(
-            f"{str(path)!r} cannot be written ({error}): make room, then resume the run or save again"
-        ) from None
+        raise RunError(f"{str(path)!r} cannot be written ({error}): make room, then save again, or {GO_ON}") from None
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a file of `save_tensors`, by its checksum; None if it is whole.
+
+    Raises:
+      OSError: If it cannot be read.
+    """
+    with regular(path).open("rb") as file:
+        _, noted, found = _checksum(file)
+    if not noted:
+        return "it has no checksum"
+    return None if noted == found else "its checksum is that of other content"
+
+
+def _checksum(file: IO[bytes]) -> tuple[int, str, str]:
+    """Where the checksum of a file stands, what stands there, and SHA-256 of the file with zeros in that place."""
+    length = int.from_bytes(file.read(8), "little")
+    file.seek(0)
+    head = bytearray(file.read(8 + min(length, _LONGEST_HEADER)))
+    place = head.find(_PLACE) + len(_PLACE)
+    if place < len(_PLACE):
+        return 0, "", ""
+    noted = head[place : place + len(_BLANK)].decode(errors="replace")
+    head[place : place + len(_BLANK)] = _BLANK.encode()
+    digest = hashlib.sha256(head)
+    while part := file.read(1 << 20):
+        digest.update(part)
+    return place, noted, digest.hexdigest()
 
 
 def partial_path(path: Path) -> Path:
@@ -127,7 +175,7 @@ def partial_path(path: Path) -> Path:
 def _failed(path: Path, error: OSError) -> RunError:
     return RunError(
         f"{str(path)!r} could not be synced to disk ({error.strerror or error}), so a power cut could lose it: check "
-        "the disk and make room, then resume the run"
+        f"the disk and make room, then {GO_ON}"
     )
 
 

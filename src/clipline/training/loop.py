@@ -100,8 +100,13 @@ def one_round(algorithm: Algorithm, state: TrainState, draws: Draws, backend: Ba
     raise AssertionError("a round asks for one sum")
 
 
-def draws_of(training: Training, until: int) -> Draws:
-    """Cohort and noise of the rounds below `until`, drawn ahead unless that is switched off."""
+def draws_of(training: Training, until: int, *, again: bool = False) -> Draws:
+    """Cohort and noise of the rounds below `until`, drawn ahead unless that is switched off.
+
+    From the system under a new key, unless it is the same run `again`: noise of another run must not be drawn twice.
+    """
+    if not again:
+        training.key.renew()
     sampler, problem = training.algorithm.sampler, training.problem
     streams, dim, fast = problem.runs[0].streams, problem.model.dim, problem.fast
     if isinstance(training.algorithm.mechanism, DiscreteMechanism):
@@ -127,10 +132,16 @@ def _checked(callbacks: Sequence[Callback]) -> list[Callback]:
 
 
 class Run:
-    """A run in progress. `number` is its index among those that train side by side."""
+    """A run in progress. `number` is its index among those that train side by side; `again`: it has been resumed."""
 
     def __init__(
-        self, training: Training, callbacks: Sequence[Callback], state: TrainState | None = None, number: int = 0
+        self,
+        training: Training,
+        callbacks: Sequence[Callback],
+        state: TrainState | None = None,
+        number: int = 0,
+        *,
+        again: bool = False,
     ) -> None:
         self._training, self._number = training, number
         # Those that write the ledger come first: a round is on record before anything else is done with it.
@@ -146,7 +157,7 @@ class Run:
             training.personal.begin(self._state.round_index)
         # Every round is the same event, so it is known at once how many the budget allows.
         self._until = self._state.round_index + training.affordable(self._state)
-        self._draws = draws_of(training, self._until)
+        self._draws = draws_of(training, self._until, again=again)
         self._reports = ReportQueue(self._callbacks)
         self._stopped: Stopped = "finished"
         self._round: Generator[CohortRequest, ClippedSum, tuple[TrainState, Release]] | None = None
@@ -154,6 +165,7 @@ class Run:
         self._begun = 0.0
         self._failed_waiting: Exception | None = None
         self._guarantees = GuaranteesAhead(training, self._until)
+        self._waits_for_metrics = any(getattr(callback, "waits_for_metrics", False) for callback in self._callbacks)
         self._reads_guarantee = any(callback.reads_guarantee for callback in self._callbacks)
 
     def __enter__(self) -> Run:
@@ -227,6 +239,8 @@ class Run:
         accounted = bool(metrics) or self._guarantees.includes(state)
         account = self._guarantees.of(state, begin=accounted and self._reads_guarantee)
         self._reports.put(PendingReport(state, release, clip, seconds, metrics, account, accounted))
+        if self._waits_for_metrics:  # nor is the next round begun before callbacks have seen this one
+            self._reports.flush()
         if store is not None:
             store.forget(before=self._reports.oldest(state.round_index))
 
@@ -284,8 +298,8 @@ class Run:
         """What callbacks measure of the state, begun in the background."""
         measuring = [callback.measure for callback in self._callbacks if hasattr(callback, "measure")]
         begun = [future for measure in measuring if (future := measure(self._state, last=last)) is not None]
-        waits = any(getattr(callback, "waits_for_metrics", False) for callback in self._callbacks)
-        if waits or self._training.problem.draws_globally:  # both would draw from torch's global generator
+        # Where training draws from torch's global generator, a metric would draw from it at the same time.
+        if self._waits_for_metrics or self._training.problem.draws_globally:
             wait(begun)
         return begun
 

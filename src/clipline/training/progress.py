@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..console import QUIET_SECONDS, Bar, clock, tell
 from ..federated.round import TrainState
-from ..privacy.feasibility import Verdict, verdict, verdict_text
+from ..privacy.feasibility import Verdict, rate_warning, verdict, verdict_text
 from .callbacks import Callback
 from .result import Metrics, RoundReport
 
@@ -46,6 +46,8 @@ class Progress(Callback):
         self._rounds, self._first = training.rounds, state.round_index
         if verdict(ratio := training.noise_norm) in (Verdict.FEASIBLE, Verdict.DOUBTFUL):  # of worse a warning tells
             tell(f"can it train?  {verdict_text(ratio)}")
+            if (said := rate_warning(ratio, training.sgd_lr)) is not None:
+                tell(said)
         self._begun = time.perf_counter()
         self._waits_since: float | None = None
         self._metrics, self._spent = {}, None
@@ -75,7 +77,7 @@ class Progress(Callback):
             (
                 *(f"{name} {_short(value, '.3f')}" for name, value in shown.items()),
                 f"clip {report.clip:.3g}",
-                f"fraction within {_short(report.fraction_within, '.2f')}",
+                f"fraction within {_fraction(report.fraction_within)}",
                 f"epsilon so far {epsilon}" if accounted == done else f"epsilon {epsilon} after {accounted} rounds",
             )
         )
@@ -96,6 +98,11 @@ class Progress(Callback):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _fraction(noisy: float | None) -> str:
+    """A noisy fraction; outside [0, 1] the word is beside it."""
+    return _short(noisy, ".2f") + " (noisy)" * (noisy is not None and not 0 <= noisy <= 1)
 
 
 def _short(number: float | None, digits: str) -> str:

@@ -12,19 +12,31 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import RunError, SettingError, check_whole, refuse
+from ..errors import RunError, SettingError, check_whole, refuse, regular
 from ..federated.round import TrainState
 from ..metric_direction import HIGHER, LOWER
 from ..privacy.ledger import Ledger, ledger_line
 from ..settings import toml_text
 from . import durable
 from .callbacks import Callback
-from .checkpoint import CheckpointWriter, Circumstances, load_checkpoint, load_personal, save_checkpoint
+from .checkpoint import CheckpointWriter, Circumstances, load_last, load_personal, save_checkpoint
 from .curves import draw_curves, quantile_of, why_void
 from .durable import DirectoryLock
 from .model_card import card_metadata, card_of, describe, resolved, save_model, where_it_ran
 from .result import RoundReport, round_json
-from .run_files import CHECKPOINT, CURVES, LEDGER, METRICS, MODEL, SETTINGS, read_facts, read_rounds
+from .run_files import (
+    CHECKPOINT,
+    CURVES,
+    KEY,
+    LEDGER,
+    METRICS,
+    MODEL,
+    OLDER,
+    SETTINGS,
+    can_go_on,
+    read_facts,
+    read_rounds,
+)
 
 if TYPE_CHECKING:
     from .result import TrainResult
@@ -32,7 +44,8 @@ if TYPE_CHECKING:
 
 # Rounds of a small model take milliseconds, and a sync would be some percent of one: these are charged ahead. How many
 # follows from the settings alone, never from a clock, as times tell of users.
-_AHEAD, _SHARE = 8, 50  # so many rounds at most, and no more than this part of the run
+_AHEAD, _SHARE = 64, 20  # so many rounds at most, and no more than this part of the run
+_KEY_BYTES = 32
 _SHORT = 1 << 21  # users of a round times parameters, below which a round may be that short
 
 
@@ -41,8 +54,9 @@ class RunDirectory(Callback):
 
     A round's line of the ledger is on disk before anything else of it is written, shown or measured: a power cut
     forgets no release. So `Training.run` calls a run directory before other callbacks. Small models, whose rounds are
-    short, are charged up to 8 rounds ahead with one sync. Lines of rounds that never came are taken out when the run
-    ends; after a kill they stay. What cannot be synced ends the run with a `RunError`.
+    short, are charged ahead with one sync: 64 rounds or a twentieth of the run, whichever is less. Lines of rounds that
+    never came are taken out when the run ends; after a kill they stay. What cannot be synced ends the run with a
+    `RunError`.
 
     Files hold released numbers only, but for what `unprivate_timing` adds and what a checkpoint needs until the run has
     finished. The folder is locked while the run is at work. Of an unfinished folder and its copy resume one only.
@@ -92,8 +106,9 @@ class RunDirectory(Callback):
         self._lock = lock
         self._training: Training | None = None
         self._checkpoints: CheckpointWriter | None = None
-        self._stored: TrainState | None = None  # that the last checkpoint is of
+        self._stored: TrainState | None = None  # the last that the folder goes on from or to
         self._reopened = False
+        self._resumable = False  # whether a checkpoint of this run is on disk
         self._written, self._block, self._until = 0, 1, 0  # releases in the file; rounds a sync; rounds of the budget
 
     def on_start(self, training: Training, state: TrainState) -> None:
@@ -114,23 +129,23 @@ class RunDirectory(Callback):
             durable.write(self.path / SETTINGS, self._settings_text(training), mode=0o600)  # it holds the seed
             durable.write(self.path / METRICS, "")
             durable.write(self.path / LEDGER, _ledger_lines(state.ledger))
+            self._write_key(training, state.ledger)
             self._open(training, state, lock, state.ledger, Circumstances(training, self.same))
+            self._begin_to_store(state)  # so that every run can be resumed
             on_error.pop_all()
 
     def reopen(self, training: Training) -> TrainState:
         """Open an interrupted run and give its last checkpoint; refused where the circumstances have changed.
 
-        Rounds after the checkpoint are run again. From the same seed they release the same numbers: their lines in the
-        ledger stay and count once. Noise and cohorts from the system differ: there a round that is run again is one
-        more round. Either way nothing that was ever charged is forgotten.
+        Rounds after the checkpoint are run again. From the same seed or key they release the same numbers: their lines
+        in the ledger stay and count once. Without the key, and on a GPU without a seed, noise and cohorts differ: there
+        a round that is run again is one more round. Either way nothing that was ever charged is forgotten.
         """
         with ExitStack() as on_error:
             lock = on_error.enter_context(self._take_lock())
             checkpoint = self.path / CHECKPOINT
-            durable.partial_path(checkpoint).unlink(
-                missing_ok=True
-            )  # of a write that was cut; it may hold personal parameters
-            if not checkpoint.is_file():
+            self._remove_cut_writes()
+            if not can_go_on(self.path):
                 if (self.path / MODEL).is_file():
                     raise RunError(
                         f"resume={str(self.path)!r} is a finished run, with nothing to go on with: clipline.load reads "
@@ -141,7 +156,7 @@ class RunDirectory(Callback):
                     "another folder" + _spent(self.path / LEDGER, training.privacy.noise_source)
                 )
             circumstances = Circumstances(training, self.same)
-            state = load_checkpoint(checkpoint, training.device, str(circumstances))
+            state = load_last(checkpoint, training.device, str(circumstances))
             if state.noise is not None:  # the circumstances are the same, and so are rounds, bands and groups
                 state.noise.made_by = training.algorithm.mechanism
             if _shapes(state) != _shapes(training.init()):
@@ -161,17 +176,53 @@ class RunDirectory(Callback):
             durable.write(self.path / METRICS, _json_lines(self.rounds_before))
             if self.facts is None:
                 self.facts = read_facts(self.path)
-            if training.privacy.noise_source == "system":
+            same = self._same_draws(training, state.ledger)
+            if not same:
                 # Other noise after rounds that were released already must not share earlier noise with them.
                 noise = None if charged.rounds > state.ledger.rounds else state.noise
                 state = replace(state, ledger=charged, noise=noise)
+                training.key.renew()
+                self._write_key(training, charged)
             self._open(training, state, lock, charged, circumstances)
+            if not same:
+                self._begin_to_store(state)
             self._reopened, self._stored = True, state
             on_error.pop_all()
         return state
 
+    def _write_key(self, training: Training, charged: Ledger) -> None:
+        """Store the key of a run from the system, with the number of rounds that were charged when it was drawn."""
+        if training.privacy.noise_source == "system" and training.replays:
+            text = f"{training.key.unprivate_bytes.hex()} {charged.rounds} {_rounding(training)}\n"
+            durable.write(self.path / KEY, text, mode=0o600)
+
+    def _same_draws(self, training: Training, ledger: Ledger) -> bool:
+        """Whether rounds after a state with this ledger draw what they drew before; if by a key, it is put in place.
+
+        A state that was stored before the key was drawn belongs to an earlier key, and has fewer rounds charged. Other
+        numbers of workers and threads round otherwise, and the same noise twice would show the difference.
+        """
+        if training.privacy.noise_source == "seed" or not training.replays:
+            return training.privacy.noise_source == "seed"
+        try:
+            digits, rounds, rounding = regular(self.path / KEY).read_text(encoding="ascii").split()
+            key, drawn_at = bytes.fromhex(digits), int(rounds)
+        except (OSError, ValueError):
+            return False
+        if len(key) != _KEY_BYTES or ledger.rounds < drawn_at or rounding != _rounding(training):
+            return False
+        training.key.restore(key)
+        return True
+
     def on_release(self, state: TrainState) -> None:
         """A line of the ledger on disk, before anything else is done with the round; perhaps some of the next too."""
+        assert self._checkpoints is not None, "on_start comes first"
+        assert self._training is not None
+        if self._training.replays:
+            self._stored = state  # the file goes on to it, by the same noise
+        if not self._resumable:  # nothing is released before the first checkpoint is on disk
+            self._checkpoints.flush()
+            self._resumable = True
         if state.ledger.rounds <= self.charged.rounds:
             return
         releases, after = state.ledger.releases, state.ledger.next_event
@@ -189,20 +240,25 @@ class RunDirectory(Callback):
         assert self._checkpoints is not None
         with (self.path / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(round_json(report, self.unprivate_timing)) + "\n")
-        system = self._training.privacy.noise_source == "system"
-        if system or report.metrics or state.round_index % self.checkpoint_every == 0:
-            self._checkpoints.write(state, str(self._circumstances), self._training.personal)
-            self._stored = state
-        if system and state.round_index % self._block == 0:
+        lost = not self._training.replays  # what is run again is charged again
+        if lost or report.metrics or state.round_index % self.checkpoint_every == 0:
+            self._begin_to_store(state)
+        if lost and state.round_index % self._block == 0:
             self._checkpoints.flush()
 
     def store(self, state: TrainState) -> None:
         """Have this state on disk now, for whoever must not send anything that follows from it before."""
         assert self._training is not None, "on_start comes first"
         assert self._checkpoints is not None
-        self._checkpoints.write(state, str(self._circumstances), self._training.personal)
-        self._stored = state
+        self._begin_to_store(state)
         self._checkpoints.flush()
+
+    def _begin_to_store(self, state: TrainState) -> None:
+        assert self._training is not None
+        assert self._checkpoints is not None
+        self._checkpoints.write(state, self._circumstances, self._training.personal)
+        if not self._training.replays:
+            self._stored = state
 
     def on_end(self, result: TrainResult) -> None:
         """The model and the curves; the checkpoint stays only where there are rounds to resume.
@@ -244,8 +300,10 @@ class RunDirectory(Callback):
             save_checkpoint(self.path / CHECKPOINT, result.state, str(self._circumstances), personal)
             self._stored = result.state
         else:
-            for left in (self.path / CHECKPOINT, durable.partial_path(self.path / CHECKPOINT)):
-                left.unlink(missing_ok=True)
+            for name in (KEY, CHECKPOINT, OLDER):
+                (self.path / name).unlink(missing_ok=True)
+            self._remove_cut_writes()
+            durable.sync_folder(self.path)
 
     def close(self) -> None:
         """Let other processes use the folder, once the last checkpoint is written. Nothing is written afterwards."""
@@ -258,6 +316,11 @@ class RunDirectory(Callback):
         if self._lock is not None:
             self._lock.close()
         self._lock = self._training = self._checkpoints = self._stored = None
+
+    def _remove_cut_writes(self) -> None:
+        """Delete what writes left that a kill cut short: of a checkpoint it is as private as the data."""
+        for left in [*self.path.glob("*.partial"), *self.path.glob(".tmp??????")]:  # the latter are safetensors' own
+            left.unlink(missing_ok=True)
 
     def _take_back(self) -> None:
         """Take rounds that were charged ahead and never released out of the ledger."""
@@ -274,7 +337,7 @@ class RunDirectory(Callback):
         self, training: Training, state: TrainState, lock: DirectoryLock, charged: Ledger, circumstances: Circumstances
     ) -> None:
         self._training, self._next_round, self._circumstances = training, state.round_index, circumstances
-        self._reopened = False
+        self._reopened = self._resumable = False
         self._lock, self.charged, self._written = lock, charged, charged.releases
         short = training.cohort_size * training.dim < _SHORT
         self._block = max(1, min(_AHEAD, training.rounds // _SHARE)) if short else 1  # rounds charged with one sync
@@ -342,6 +405,11 @@ def _comments(title: str, values: Mapping[str, object]) -> str:
 def _shapes(state: TrainState) -> dict[str, tuple[torch.Size, torch.dtype]]:
     tensors = {"params": state.params, **{f"server.{name}": tensor for name, tensor in state.server.items()}}
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+def _rounding(training: Training) -> str:
+    """What may change how sums round without changing anything else."""
+    return f"{training.workers}-workers-{torch.get_num_threads()}-threads"
 
 
 def _ledger_lines(ledger: Ledger) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -14,12 +15,16 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ..errors import CliplineError, RunError
+from ..errors import CliplineError, RunError, regular
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 
 SETTINGS, METRICS, LEDGER, CURVES = "settings.toml", "metrics.jsonl", "ledger.jsonl", "curves.png"
 MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
+KEY = "resume.key"  # of an unfinished run whose cohorts and noise come from the system
+OLDER = "checkpoint.older.safetensors"  # the one before, for a run whose last is damaged
+GUARANTEES = "guarantees.txt"  # of a federation: for outsiders, and against its server
+PARTICIPATIONS = "unprivate_participations.json"  # of a federation: which nodes were asked, how often
 CARD_KEY = "card"  # of the metadata in the model's file
 _UNREADABLE = (OSError, ValueError, RecursionError)
 
@@ -40,6 +45,11 @@ class RunFiles:
 def is_run_directory(path: Path) -> bool:
     """Whether a folder holds the files that a training begins with."""
     return (path / METRICS).is_file() or ((path / SETTINGS).is_file() and (path / LEDGER).is_file())
+
+
+def can_go_on(path: Path) -> bool:
+    """Whether a run directory holds a checkpoint: a run that has ended has none."""
+    return any(os.path.isfile(path / name) for name in (CHECKPOINT, OLDER))  # noqa: PTH113 (names may be too long)
 
 
 def read_run(path: Path) -> RunFiles:
@@ -63,7 +73,7 @@ def read_rounds(path: Path, problems: list[str] | None = None) -> list[dict[str,
     """One mapping a round, in order; a round that comes twice, as after a resume, counts as it came last."""
     problems = [] if problems is None else problems
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        lines = regular(path).read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     except OSError as error:
         problems.append(f"{path.name} cannot be read ({error}): there are no curves")
         return []
@@ -72,11 +82,10 @@ def read_rounds(path: Path, problems: list[str] | None = None) -> list[dict[str,
     for line in lines:
         try:
             entries = json.loads(line)
-            number = entries["round"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            number = None
-        if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 53:
-            rounds[number] = entries
+        except (ValueError, RecursionError):
+            entries = None
+        if _is_round(entries):
+            rounds[entries["round"]] = entries
         else:
             damaged += 1
     if damaged:
@@ -84,10 +93,20 @@ def read_rounds(path: Path, problems: list[str] | None = None) -> list[dict[str,
     return [rounds[number] for number in sorted(rounds)]
 
 
+def _is_round(entries: Any) -> bool:
+    """Whether it has what every round has, and nothing but numbers that can be drawn."""
+    if not isinstance(entries, dict) or not {"round", "clip", "fraction_within"} <= entries.keys():
+        return False
+    numbers = [one for one in entries.values() if one is not None]
+    if not all(isinstance(one, int | float) and not isinstance(one, bool) and abs(one) < 1e300 for one in numbers):
+        return False
+    return isinstance(entries["round"], int) and 0 <= entries["round"] < 1 << 53
+
+
 def read_card(model: Path) -> dict[str, Any]:
     """The card in the metadata of a model's file; empty where there is no model yet, or one without a card."""
     try:
-        with safe_open(str(model), framework="numpy") as file:
+        with safe_open(str(regular(model)), framework="numpy") as file:
             card = json.loads(file.metadata()[CARD_KEY])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         return {}
@@ -126,7 +145,7 @@ def read_facts(path: Path) -> dict[str, str]:
 
 def _read_settings(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     """The settings, flat, the values in the comments below them, and the facts that stand in either."""
-    text = path.read_text(encoding="utf-8")
+    text = regular(path).read_text(encoding="utf-8")
     settings = flat(tomllib.loads(text))
     notes: dict[str, Any] = {}
     for name, value in re.findall(r"^# ([\w. -]+?) = (.+)$", text, re.MULTILINE):

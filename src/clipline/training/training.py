@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -26,7 +25,7 @@ from ..engine.core.working_model import check_module, uncompiled
 from ..engine.gpu.programs.program_cache import ProgramCounts
 from ..engine.stacked.trainer import Stacked
 from ..engine.value_ranges import warn_of_ranges
-from ..engine.workers.torchrun import TorchrunBackend, from_rank_0
+from ..engine.workers.torchrun import TorchrunBackend
 from ..errors import HopelessNoiseWarning, SettingError, refuse, shown
 from ..federated.clip_controllers import ClipController, QuantileClip
 from ..federated.local_sgd import LocalSGD, LocalTraining, Loss, OnError
@@ -56,7 +55,7 @@ from ..privacy.guarantee import Guarantee, default_delta, warn_of_delta
 from ..privacy.ledger import Ledger
 from ..privacy.noise_split import default_count_stddev
 from ..privacy.relations import Relation
-from ..random.streams import NoiseSource, Streams
+from ..random.streams import Streams
 from ..settings import check
 from ..synonyms import SYNONYMS, meant
 from .callbacks import Callback
@@ -141,8 +140,8 @@ class Training:
       server: What the server does with the mean update. Left out, `ServerNormalised()`, which needs no rate; the
         paper has `ServerSGD()`.
       compute: Device, precision and workers.
-      seed: Repeats a run: cohorts and noise come from it, and whoever knows it can subtract the noise. Left out, they
-        come from the operating system and nobody can draw them again.
+      seed: Repeats a run: cohorts and noise come from it, and whoever knows it can subtract the noise. Left out, every
+        run has a secret key from the operating system, which is destroyed when the run has finished.
       on_error: "zero" as above. "raise" shows a user's error, for study; the guarantee does not cover that, and says
         so.
       trial_batch: Field name to a few examples of your own making, for a loss that cannot take any numbers.
@@ -206,9 +205,9 @@ class Training:
         self.average = isinstance(server, ServerNormalised) if average is None else average
         noise_source = privacy.noise_source or ("system" if seed is None else "seed")
         privacy = replace(privacy, noise_source=noise_source)
-        streams = _streams(seed, noise_source, shared=compute.workers == "torchrun")
-        if noise_source == "seed":
-            seed = streams.seed  # drawn if none was given, and kept: a resume needs it
+        if seed is None and noise_source == "seed":
+            raise refuse("seed", None, "given where noise_source='seed'", "give seed=7, or leave noise_source out")
+        streams = Streams(0 if seed is None else seed, noise_source)
         self.population, self.cohort_size, self.local, self.seed = population, cohort_size, local, seed
         self.privacy, self.compute, self.clip, self.server = privacy, compute, clip, server
         sampler: KnownSampler = sampler_named(privacy.sampling, len(population), cohort_size, privacy.population_size)
@@ -252,6 +251,7 @@ class Training:
         if bands > 1:
             mechanism = BandedMechanism(cohort_size, self.noise_multiplier, mechanism.count_stddev, bands, rounds)
         mechanism.delta_stddev(clip.init().clip)  # refuses a clip that no noise can be made for
+        self.sgd_lr = server.lr if isinstance(server, ServerSGD) else None  # a rate to be warned of
         stepping = scheduled(server, rounds)
         stepping = AveragedServer(stepping) if self.average else stepping
         self.algorithm = Algorithm(sampler, mechanism, stepping, clip)
@@ -270,6 +270,10 @@ class Training:
             rounds=rounds,
             personal=personal,
         )
+        self.key = streams.key
+        # Whether a round that is run again releases the same numbers. On a GPU its sum may round otherwise, and the
+        # same noise twice would then show the difference: from the system such a round is another one, and charged.
+        self.replays = noise_source == "seed" or self.problem.device.type == "cpu"
         if personal and privacy.sampling == "fixed":
             # Others' rows depend on whether they were drawn, and in a cohort of fixed size that depends on one user.
             raise refuse("personal", list(personal), "left out where sampling='fixed'", "take sampling='poisson'")
@@ -373,9 +377,12 @@ class Training:
         Example:
           >>> result = training.run([cl.Progress(), cl.RunDirectory("runs/rides")])
         """
+        return self._run(callbacks, state)
+
+    def _run(self, callbacks: Sequence[Callback], state: TrainState | None, *, again: bool = False) -> TrainResult:
         if verdict(self.noise_norm) is Verdict.HOPELESS:
-            warnings.warn(hopeless_text(self.noise_norm), HopelessNoiseWarning, stacklevel=2)
-        (result,) = drive([Run(self, callbacks, state)], self.backend)
+            warnings.warn(hopeless_text(self.noise_norm), HopelessNoiseWarning, stacklevel=3)
+        (result,) = drive([Run(self, callbacks, state, again=again)], self.backend)
         return result
 
     def resume(self, path: Path | str, callbacks: Sequence[Callback] = ()) -> TrainResult:
@@ -398,7 +405,7 @@ class Training:
         """
         directory, callbacks = directory_first(checked_path(path), callbacks)
         with closing(directory):
-            return self.run(callbacks, state=directory.reopen(self))
+            return self._run(callbacks, directory.reopen(self), again=True)
 
     def model_at(self, state: TrainState) -> nn.Module:
         """The model that a run would give if it ended in this state.
@@ -505,17 +512,6 @@ def _check_units(statistics: Ledger, population: Population) -> None:
                 "preprocessing", event.statistic.name, f"{here}-level, as this training is, and it is {made}-level",
                 "release it again from the population that is trained on (a vocabulary of one_each: user_ids=None)",
             )  # fmt: skip
-
-
-def _streams(seed: int | None, noise_source: NoiseSource, *, shared: bool) -> Streams:
-    """All randomness of a run. Where no seed is given it cannot be guessed; `shared`: the same on torchrun's ranks.
-
-    With noise from the system too: which rank a user trains on depends on others, and may change nothing of the update.
-    """
-    drawn, secret = secrets.randbits(62), secrets.token_hex(16)
-    if shared and (seed is None or noise_source == "system"):
-        drawn, secret = from_rank_0((drawn, secret))
-    return Streams(drawn if seed is None else seed, noise_source, secret if noise_source == "system" else "")
 
 
 def _users_of(data: object) -> str:

@@ -9,13 +9,13 @@ import datetime
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import RunError
+from ..errors import RunError, printable
 from ..privacy.events import GroupedPoissonSampling
 from ..privacy.guarantee import Guarantee, rounded_up
 from ..privacy.trade_off import TradeOff, trade_off
@@ -42,6 +42,19 @@ class Facts:
         """Computed again from the ledger."""
         assert self.found.guarantee is not None
         return self.found.guarantee
+
+    @property
+    def promise(self) -> str:
+        """The sentence to quote; of a federation two, for outsiders and against its server."""
+        both = self.found.both
+        return f"**{self.guarantee}.**" if both is None else "\n\n".join(f"**{one}**" for one in str(both).splitlines())
+
+    @property
+    def trust(self) -> tuple[str, str]:
+        """Model of trust and what it means, as the registry of deployments has it."""
+        if self.found.both is None:
+            return "Central", "A trusted party holds the data and trains."
+        return "Federated", f"Users train on devices of their own. {self.found.both.against_server}"
 
     @cached_property
     def curve(self) -> TradeOff:
@@ -77,7 +90,8 @@ class Facts:
         split = f", split by Theorem 1 into {delta_z:.6g} on updates" if count else ""
         split += f" and a deviation of {count:.6g} users on the count within the clip" if count else ""
         banded = any(isinstance(event.sampling, GroupedPoissonSampling) for event in self.found.ledger.events)
-        return f"Gaussian noise{', banded over rounds,' if banded else ''} with multiplier {z:.6g}{split}"
+        kind = "Discrete Gaussian" if any(event.log_ratio for event in self.found.ledger.events) else "Gaussian"
+        return f"{kind} noise{', banded over rounds,' if banded else ''} with multiplier {z:.6g}{split}"
 
 
 def write_cards(run: Path, out: Path, declared_by: str = "", declared_on: str = "") -> list[Path]:
@@ -89,14 +103,23 @@ def write_cards(run: Path, out: Path, declared_by: str = "", declared_on: str = 
         raise RunError(f"{str(run)!r} has not ended, and has no model to describe: resume it first")
     if found.guarantee is None or not found.guarantee.private or not found.guarantee.sound:
         raise RunError(f"{str(run)!r} has no finite epsilon, so that there is nothing to sign: train with noise")
-    facts = Facts(
-        found, model_digest(run), run.resolve().name, declared_by or FILL_IN, declared_on or f"{FILL_IN} (date)"
-    )
+    files = replace(found.files, **{part: _told(getattr(found.files, part)) for part in ("settings", "notes", "card")})
+    by, on = _told(declared_by) or FILL_IN, _told(declared_on) or f"{FILL_IN} (date)"
+    facts = Facts(replace(found, files=files), model_digest(run), _told(run.resolve().name), by, on)
     out.mkdir(parents=True, exist_ok=True)
     texts = {STATEMENT: statement(facts), HUGGING_FACE: hugging_face(facts), REGISTRY: registry_entry(facts)}
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
     return [out / name for name in texts]
+
+
+def _told(value: Any) -> Any:
+    """What a file says, with control characters written out and on one line: it may not add to the page."""
+    if isinstance(value, str):
+        return printable(value).replace("\n", "\\n")
+    if isinstance(value, Mapping):
+        return {_told(name): _told(entry) for name, entry in value.items()}
+    return [_told(entry) for entry in value] if isinstance(value, list) else value
 
 
 def statement(facts: Facts) -> str:
@@ -107,7 +130,7 @@ def statement(facts: Facts) -> str:
     seed = "* Who knows the seed can subtract the noise. Keep settings.toml secret, or delete its seed.\n"
     return f"""# Privacy statement for {facts.name}
 
-**{promise}.**
+{facts.promise}
 
 In words: whoever sees the model, and every model and clip norm released during training, learns almost the same
 whether or not one {unit}{"'s examples were" if unit == "user" else " was"} used. The probability of anything they could
@@ -165,7 +188,7 @@ trainings are added to it. Settings that were chosen on public or generated data
 
 def hugging_face(facts: Facts) -> str:
     """A model card with the front matter of Hugging Face."""
-    card, promise = facts.found.files.card, facts.guarantee
+    card = facts.found.files.card
     metrics = "".join(f"| {name} | {_metric(value)} |\n" for name, value in card.get("metrics", {}).items())
     measured = card.get("facts", {}).get("measured_on", "see the run")
     fields = "".join(
@@ -184,7 +207,9 @@ tags:
 # {facts.name}
 
 `{card["model"]["class"]}`, trained with user-level differential privacy by clipline, after
-[Andrew et al. 2021](https://arxiv.org/abs/1905.03871): **{promise}**.
+[Andrew et al. 2021](https://arxiv.org/abs/1905.03871).
+
+{facts.promise}
 
 The whole promise, with what it does not cover, is in `{STATEMENT}`.
 
@@ -245,8 +270,8 @@ def registry_entry(facts: Facts) -> str:
                 "privacy_parameters_description": str(promise),
             },
             "model": {
-                "model_type": "Central",
-                "model_type_description": "A trusted party holds the data and trains.",
+                "model_type": facts.trust[0],
+                "model_type_description": facts.trust[1],
                 "release_type": "One-shot",
                 "release_type_description": FILL_IN,
                 "interactivity": "Non-interactive",

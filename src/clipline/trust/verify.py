@@ -25,11 +25,30 @@ from ..privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSam
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
-from ..training.run_files import CHECKPOINT, LEDGER, METRICS, MODEL, SETTINGS, RunFiles, guarantee_json, read_run
+from ..privacy.two_views import TwoGuarantees, account_both
+from ..random.streams import GUESSABLE
+from ..training.durable import damage
+from ..training.run_files import (
+    CHECKPOINT,
+    GUARANTEES,
+    KEY,
+    LEDGER,
+    METRICS,
+    MODEL,
+    OLDER,
+    PARTICIPATIONS,
+    SETTINGS,
+    RunFiles,
+    can_go_on,
+    flat,
+    guarantee_json,
+    read_run,
+)
 
 _SAME, _CLOSE = 1e-9, 0.01  # relative: numbers that were copied; an epsilon by another version's accountant
 _LIBRARY = "privacy."  # before names in a settings file that `RunDirectory` wrote itself
 Entries = tuple[tuple[GaussianEvent, int], ...]
+_SHORT_NAMES = {"local.lr": "client_lr", "server.lr": "server_lr", "clip.quantile": "quantile", "clip.lr": "clip_lr"}
 _NAMESPACE = "clipline"  # of signatures, as `ssh-keygen -Y` has it
 
 
@@ -44,11 +63,25 @@ class Verified:
     renyi: float | None  # epsilon by the Renyi accountant alone
     contradictions: tuple[str, ...]  # between files that can be read: then the guarantee is none to rely on
     finished: bool
+    both: TwoGuarantees | None = None  # of a federation: for outsiders, and against its server
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Also files that are missing or damaged."""
-        return tuple(dict.fromkeys([*self.files.problems, *_missing(self), *self.contradictions]))
+        found = [*self.files.problems, *_missing(self), *_damaged(self.path), *_guessed(self.files)]
+        found += [
+            *self.contradictions,
+            *_settings(self.files),
+            *(_metrics(self.files, self.guarantee) if self.finished else ()),
+        ]
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What nothing is wrong about, and whoever relies on the guarantee has to know."""
+        seeded = self.guarantee is not None and self.guarantee.from_seed and not any(_guessed(self.files))
+        told = f"cohorts and noise come from a seed: whoever knows it, as from {SETTINGS}, can subtract the noise"
+        return (told,) if seeded and not _generated(self.files) else ()
 
     @property
     def seal(self) -> str:
@@ -61,7 +94,7 @@ def verify(path: Path) -> Verified:
     if not path.is_dir() or not any((path / name).is_file() for name in (SETTINGS, LEDGER, METRICS)):
         raise RunError(f"path={str(path)!r} holds no run: give a run directory, as clipline train writes it")
     files = read_run(path)
-    finished = (path / MODEL).is_file() and not (path / CHECKPOINT).is_file()
+    finished = (path / MODEL).is_file() and not can_go_on(path)
     ledger = Ledger() if files.ledger is None else files.ledger
     problems = [f"{MODEL} has no card, or one that cannot be read"] if finished and not files.card else []
     problems += [*_rounds(files, ledger, finished), *_doubled(path / METRICS), *_terms(files, ledger)]
@@ -72,18 +105,47 @@ def verify(path: Path) -> Verified:
     except CliplineError as error:
         problems.append(f"the rounds cannot be accounted: {error}")
     if guarantee is not None:
-        problems += [*_card(files, guarantee, finished), *_curve(files, guarantee)]
+        problems += [*_card(files, guarantee, finished), *_curve(files, guarantee), *_plan(files, guarantee)]
         if (text := _header(_bytes(path / MODEL))[0].get("guarantee")) != files.card.get("guarantee", {}).get("text"):
             problems.append(f"the model's metadata say {text!r}, which its card does not")
     elif ledger.rounds:
         problems.append("delta or the neighbouring relation is not on record")
-    return Verified(path, files, charged, guarantee, renyi, tuple(problems), finished)
+    both = None
+    if guarantee is not None and (path / GUARANTEES).is_file():
+        both = account_both(guarantee, charged, TwoGuarantees.participations_in(_text(path / GUARANTEES)))
+        problems += _federation(path, both)
+    return Verified(path, files, charged, guarantee, renyi, tuple(problems), finished, both)
 
 
 def _missing(found: Verified) -> Iterator[str]:
     expected = [SETTINGS, LEDGER, METRICS]
-    expected += [] if (found.path / CHECKPOINT).is_file() else [MODEL]
+    expected += [] if can_go_on(found.path) else [MODEL]
     yield from (f"{name} is missing" for name in expected if not (found.path / name).is_file())
+
+
+def _damaged(path: Path) -> Iterator[str]:
+    """Tensors and metadata that are not what their checksum says, and a key that should be gone."""
+    if (path / KEY).exists() and not can_go_on(path):
+        yield f"{KEY} is still there: whoever has it can subtract the noise, so delete it"
+    for name in (MODEL, CHECKPOINT, OLDER):
+        if (path / name).is_file() and (wrong := damage(path / name)) is not None:
+            yield f"{name} is damaged: {wrong}"
+
+
+def _guessed(files: RunFiles) -> Iterator[str]:
+    """A seed that somebody may find by trying all of them, where people's data were trained on."""
+    seed, z = files.settings.get("seed"), _number(files.notes.get("noise_multiplier"))
+    seeded = _setting(files, "noise_source") == "seed" and z != 0 and not _generated(files)
+    if seeded and isinstance(seed, int) and seed < GUESSABLE:
+        yield (
+            f"cohorts and noise come from seed {seed}, which is easily guessed: whoever tries it can subtract the "
+            "noise, so train without a seed"
+        )
+
+
+def _generated(files: RunFiles) -> bool:
+    """Whether nobody's data were trained on, by what the run says of its data."""
+    return files.facts.get("data") in ("embedded", "stand-in")
 
 
 def _rounds(files: RunFiles, ledger: Ledger, finished: bool) -> Iterator[str]:
@@ -220,12 +282,77 @@ def _card(files: RunFiles, guarantee: Guarantee, finished: bool) -> Iterator[str
         yield f"the model's card says {told.get('text')!r}, and {LEDGER} comes to {str(guarantee)!r}"
 
 
+def _federation(path: Path, both: TwoGuarantees) -> Iterator[str]:
+    """Where a federation's two sentences are not what the ledger comes to, or nodes were asked more often."""
+    if (told := _text(path / GUARANTEES).strip()) != str(both):
+        yield f"{GUARANTEES} says {told!r}, and {LEDGER} comes to {str(both)!r}"
+    try:
+        asked = json.loads(_text(path / PARTICIPATIONS) or "{}").get("asked", {}).values()
+        most = max(asked, default=0)
+    except (ValueError, AttributeError, TypeError):
+        yield f"{PARTICIPATIONS} cannot be read"
+        return
+    if both.server is not None and most > both.participations:
+        yield f"{PARTICIPATIONS} has a node that was asked {most} times, {GUARANTEES} is for {both.participations}"
+
+
+def _text(path: Path) -> str:
+    return _bytes(path).decode("utf-8", errors="replace")
+
+
 def _curve(files: RunFiles, guarantee: Guarantee) -> Iterator[str]:
     """Where metrics.jsonl tells of a greater epsilon than was charged, or of another delta."""
     for name, limit in (("epsilon", guarantee.epsilon), ("delta", guarantee.delta)):
         known = [number for one in files.rounds if (number := _number(one.get(name))) is not None]
         if known and (max(known) > limit * (1 + _CLOSE) or (name == "delta" and not _alike(known[-1], limit))):
             yield f"{METRICS} has {name} {max(known):.6g}, and {LEDGER} comes to {limit:.6g}"
+
+
+def _metrics(files: RunFiles, guarantee: Guarantee | None) -> Iterator[str]:
+    """Where metrics.jsonl ends with less epsilon than was charged, or tells of other metrics than the card."""
+    known = [number for one in files.rounds if (number := _number(one.get("epsilon"))) is not None]
+    if known and guarantee is not None and known[-1] < guarantee.epsilon * (1 - _CLOSE):
+        yield f"{METRICS} ends with epsilon {known[-1]:.6g}, and {LEDGER} comes to {guarantee.epsilon:.6g}"
+    after, metrics = files.card.get("model_rounds", files.card.get("rounds")), files.card.get("metrics")
+    told = {one["round"] + 1: one for one in files.rounds}.get(after) if isinstance(after, int) else None
+    if told is None and files.card and files.rounds:
+        yield f"the model's card says that it was released after {after} rounds, which {METRICS} does not have"
+    for name, value in metrics.items() if isinstance(metrics, dict) else ():
+        if told is not None and not _alike(told.get(name), value):
+            yield f"{name} is {value} in the model's card, and {told.get(name)} in {METRICS} after {after} rounds"
+
+
+def _settings(files: RunFiles) -> Iterator[str]:
+    """Where the card has other settings than the file, or the file than what it notes of them."""
+    about = files.card.get("settings")
+    for name, value in flat(about).items() if isinstance(about, dict) else ():
+        short = _SHORT_NAMES.get(name, name.removeprefix(_LIBRARY))
+        noted = files.settings.get(name, files.settings.get(short))
+        same_kind = type(noted) is type(value) or (_number(noted) is not None and _number(value) is not None)
+        if noted is not None and same_kind and not _alike(noted, value):
+            yield f"{name} is {value} in the model's card and {noted} in {SETTINGS}"
+    for name in ("delta", "noise_multiplier", "relation"):
+        noted, value = files.notes.get(name), _setting(files, name)
+        if noted is not None and value is not None and not _alike(noted, value):
+            yield f"{name} is {value} in {SETTINGS}, which notes {noted} below"
+    facts = files.card.get("facts")
+    for name, value in facts.items() if isinstance(facts, dict) else ():
+        if files.facts.get(name) != value:
+            yield f"{name} is {value!r} in the model's card and {files.facts.get(name)!r} in {SETTINGS}"
+
+
+def _plan(files: RunFiles, guarantee: Guarantee) -> Iterator[str]:
+    """Where the settings ask for less epsilon than the rounds charged have."""
+    for name in ("epsilon", "max_epsilon"):
+        asked = _number(_setting(files, name))
+        if asked is not None and guarantee.epsilon > asked * (1 + _CLOSE) and guarantee.rounds <= _planned(files):
+            yield f"{name} is {asked:g} in {SETTINGS}, and {LEDGER} comes to {guarantee.epsilon:.6g}"
+
+
+def _planned(files: RunFiles) -> float:
+    """How many rounds were asked for; a run that was killed may have released more."""
+    rounds = _number(files.settings.get("rounds"))
+    return math.inf if rounds is None else rounds
 
 
 def _setting(files: RunFiles, name: str) -> Any:
@@ -247,9 +374,12 @@ def _alike(one: object, other: object) -> bool:
 
 
 def seal(path: Path) -> str:
-    """SHA-256 over ledger, settings without the seed, metrics and the model's tensors, in hexadecimal digits."""
+    """SHA-256 over ledger, settings without the seed, metrics and the model's tensors, in hexadecimal digits.
+
+    Of a federation over its two sentences too.
+    """
     whole = hashlib.sha256(b"clipline seal 1\n")
-    for name in (LEDGER, SETTINGS, METRICS):
+    for name in (LEDGER, SETTINGS, METRICS, *((GUARANTEES,) if (path / GUARANTEES).is_file() else ())):
         lines = _bytes(path / name)
         if name == SETTINGS:
             lines = re.sub(rb"(?m)^seed = .*\n", b"", lines)
@@ -279,8 +409,9 @@ def _header(data: bytes) -> tuple[dict[str, Any], dict[str, Any], memoryview]:
     try:
         (length,) = struct.unpack_from("<Q", data)
         tensors = json.loads(data[8 : 8 + length])
-        return tensors.pop("__metadata__", {}), tensors, memoryview(data)[8 + length :]
-    except (struct.error, ValueError, AttributeError, RecursionError):
+        metadata = tensors.pop("__metadata__", {})
+        return metadata if isinstance(metadata, dict) else {}, tensors, memoryview(data)[8 + length :]
+    except (struct.error, ValueError, AttributeError, TypeError, RecursionError):
         return {}, {}, memoryview(data)
 
 

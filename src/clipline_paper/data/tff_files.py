@@ -124,6 +124,7 @@ def _wholes(data: bytes) -> NDArray[np.int64]:
 
 
 _BLOCK = 1 << 20
+_DAMAGED = (sqlite3.Error, lzma.LZMAError, EOFError, OSError, RuntimeError, LookupError, TypeError, ValueError)
 
 
 def read_tff_sqlite(

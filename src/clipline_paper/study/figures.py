@@ -25,7 +25,7 @@ from clipline.plotting import (
 from .charts import noise_label
 from .experiments import Findings
 from .protocol import Protocol, differences
-from .rules import DEGRADED, ClipComparison, ramp_up_rounds
+from .rules import DEGRADED, ramp_up_rounds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,84 +91,15 @@ def _rates(findings: Findings) -> tuple[Figure, str]:
     return figure, "which client and server rates do best on the validation users"
 
 
-def draw_fig3_all(path: Path, findings: Sequence[Findings]) -> None:
-    """Write Figure 3 of several tasks as one PNG: up to three in a row."""
-    columns = min(3, len(findings))
-    rows = -(-len(findings) // columns)
-    figure, axes = new_figure(rows, columns, width=4.4 * columns, height=0.7 + 3.3 * rows)
-    for axis, one in zip(axes, findings, strict=False):
-        seeds = _clipping(axis, one, size=8)
-        axis.set_title(f"{one.protocol.task}, {_averaged(one.protocol, short=True)}{seeds}", fontsize=9)
-    for axis in axes[len(findings) :]:
-        axis.set_visible(False)
-    figure.suptitle(
-        "Figure 3: what clipping does without noise, on the validation users (dashed: no clipping)",
-        fontsize=11, x=0.01, ha="left",
-    )  # fmt: skip
-    said = "quantile of update norms that the clip follows (0.1 clips most), each at its best server rate"
-    figure.supxlabel(said, fontsize=10)
-    save_figure(figure, path)
-
-
-def draw_summary(path: Path, rows: Sequence[tuple[str, ClipComparison]]) -> None:
-    """Write the picture that compares the median with the best fixed clip on all tasks, a row each, as PNG."""
-    margin = 100 * DEGRADED
-    figure, (axis,) = new_figure(1, 1, width=9.5, height=1.9 + 0.42 * len(rows))
-    drawn = [one.difference for _, one in rows]
-    ends = [abs(end) for one in drawn for end in (one.low, one.mean, one.high) if abs(end) <= 6 * margin]
-    limit = 1.12 * max(2 * margin, *ends)
-    axis.axvspan(-margin, margin, color="0.5", alpha=0.18, lw=0)
-    axis.axvline(0, color=_GREY, lw=1)
-    for y, (_, compared) in enumerate(rows):
-        found, word = compared.difference, compared.word
-        marker, colour = _VERDICTS.get(word, ("o", _GREY))
-        if not math.isfinite(found.mean):
-            axis.annotate("a run diverged", (0, y), (6, 0), textcoords="offset points", va="center", fontsize=9)
-        elif abs(found.mean) > limit:  # too far to be drawn
-            side = math.copysign(1.0, found.mean)
-            axis.annotate(
-                _percent(round(found.mean)), (side * limit, y), (side * limit * 0.8, y), va="center", color=colour,
-                ha="left" if side < 0 else "right", arrowprops={"arrowstyle": "->", "color": colour, "lw": 2},
-            )  # fmt: skip
-        else:
-            for end in (found.low, found.high):
-                cut = abs(end) > limit
-                axis.annotate(
-                    "", (math.copysign(limit, end) if cut else end, y), (found.mean, y),
-                    arrowprops={"arrowstyle": "->" if cut else "|-|,widthA=0,widthB=0.45", "color": colour, "lw": 2,
-                                "shrinkA": 0, "shrinkB": 0},
-                )  # fmt: skip
-            face = "white" if word == "undecided" else colour
-            axis.plot(found.mean, y, marker, color=colour, mfc=face, mew=1.5, ms=6.5)
-        axis.annotate(word, (1.02, y), xycoords=("axes fraction", "data"), va="center", annotation_clip=False)
-    axis.set_yticks(range(len(rows)), [label for label, _ in rows])
-    axis.set(xlim=(-limit, limit), ylim=(len(rows) - 0.4, -0.6))
-    axis.xaxis.set_major_formatter(lambda x, _: _percent(x))
-    axis.grid(False, axis="y")
-    axis.set_xlabel(
-        f"median less best fixed clip, in percent of the metric: right is better for the median\n(mean and paired 95% "
-        f"interval over seeds; shaded: the margin of {margin:g}% within which both count as equivalent)"
-    )
-    figure.suptitle("The median clip against the best fixed clip of five", fontsize=11, x=0.01, ha="left")
-    save_figure(figure, path)
-
-
-def _percent(number: float) -> str:
-    return f"{number:+g}%".replace("-", "\u2212") if number else "0%"
-
-
-_VERDICTS = {"equivalent": ("o", "black"), "better": ("^", PALETTE[0]), "worse": ("v", PALETTE[1])}
-
-
 def _fig3(findings: Findings) -> tuple[Figure, str]:
     figure, (axis,) = new_figure(1, 1, width=8, height=4.8)
-    seeds = _clipping(axis, findings)
+    seeds = clipping_panel(axis, findings)
     axis.set_xlabel("quantile of update norms that the clip follows (0.1 clips most; each at its best server rate)")
     dashed = "; dashed: no clipping" if axis.lines else ""
-    return figure, f"what clipping does without noise ({_averaged(findings.protocol)}{seeds}{dashed})"
+    return figure, f"what clipping does without noise ({averaged(findings.protocol)}{seeds}{dashed})"
 
 
-def _clipping(axis: Axes, findings: Findings, size: float = 9) -> str:
+def clipping_panel(axis: Axes, findings: Findings, size: float = 9) -> str:
     """Draw Figure 3 of one task, with intervals where its rows have some; gives words for these."""
     rows = [row for row in findings.tables[""].rows if row["chosen"]]
     rows.sort(key=lambda row: -1 if row["method"] == "unclipped" else row["quantile"])
@@ -240,7 +171,7 @@ def _noises(findings: Findings, key: str, said: str) -> tuple[Figure, str]:
     rows = [row for row in findings.tables[""].rows if row["chosen"]]
     figure, (axis,) = new_figure(1, 1, width=8.5, height=5)
     label_ends(axis, _lines(axis, findings.protocol, rows, key))
-    return figure, f"{said} at four levels of noise, each at its best server rate ({_averaged(findings.protocol)})"
+    return figure, f"{said} at four levels of noise, each at its best server rate ({averaged(findings.protocol)})"
 
 
 def _fig7(findings: Findings) -> tuple[Figure, str]:
@@ -361,7 +292,8 @@ def _label_metric(axis: Axes, protocol: Protocol) -> None:
     axis.set_ylabel(f"{protocol.metric.replace('_', ' ')} ({direction})")
 
 
-def _averaged(protocol: Protocol, *, short: bool = False) -> str:
+def averaged(protocol: Protocol, *, short: bool = False) -> str:
+    """Of which rounds a metric is the mean, in words."""
     return ("" if short else "validation users, ") + f"average of the last {protocol.average_over} rounds"
 
 

@@ -1,7 +1,7 @@
 """Experiments made again from the records of a study alone: nothing is trained, and every number is computed anew.
 
 `study.json` holds the protocol and the settings of every experiment that was asked for. With these and the records an
-experiment gives the same findings: `examine` compares them with the CSV files, `results_page` makes a page.
+experiment gives the same findings: `examine` compares them with the CSV files, studies/paper_results.py makes a page.
 """
 
 from __future__ import annotations

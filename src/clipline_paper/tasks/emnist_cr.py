@@ -15,6 +15,7 @@ from ..paper_task import Fields, paper_task
 from ..stand_ins import emnist_users
 
 CLASSES = 62
+HIDDEN = 128  # numbers of the last layer but one
 FIELDS: Fields = {"pixels": ((28, 28), "whole"), "labels": ((), "whole")}
 
 
@@ -27,17 +28,15 @@ class CharacterNet(nn.Module):
         self.conv2 = PatchConv2d(32, 64, 3, padding="valid")
         self.pool = MaxPool2d()
         self.dropout1 = nn.Dropout(0.25)
-        self.hidden = keras_linear(12 * 12 * 64, 128)
+        self.hidden = keras_linear(12 * 12 * 64, HIDDEN)
         self.dropout2 = nn.Dropout(0.5)
-        self.out = keras_linear(128, CLASSES)
+        self.out = keras_linear(HIDDEN, CLASSES)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(batch, 28, 28) bytes -> (batch, 62) logits. Paper is 1 and ink 0: no inversion, as in the original."""
         images = pixels.to(self.out.weight.dtype).unsqueeze(1) / 255
-        maps = F.relu(
-            self.pool(self.conv2(F.relu(self.conv1(images))))
-        )  # pooling first gives the same, and ReLU has less to do
-        flat = self.dropout1(maps.permute(0, 2, 3, 1)).flatten(1)  # channels last, as they lie in memory
+        maps = self.pool(self.conv2(F.relu(self.conv1(images))))  # before ReLU, which then has less to do
+        flat = self.dropout1(F.relu(maps).permute(0, 2, 3, 1)).flatten(1)  # channels last, as they lie in memory
         logits: Tensor = self.out(self.dropout2(F.relu(self.hidden(flat))))
         return logits
 

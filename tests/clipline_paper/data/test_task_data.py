@@ -320,31 +320,6 @@ def interrupted(clipline, prepared, monkeypatch):
     return folder
 
 
-def test_a_run_on_a_store_is_resumed_where_the_store_was_moved_to(clipline, interrupted, tmp_path):
-    interrupted.rename(tmp_path / "moved")
-    code, _, err = clipline("train", "--resume", "run")
-    assert code == 2
-    assert "data='store' must be a folder" in err
-    code, _, err = clipline("train", "--resume", "run", "--data", "moved")
-    assert code == 0, err
-    assert Ledger.read(tmp_path / "run" / "ledger.jsonl").rounds == 2
-
-
-def test_a_run_whose_store_was_prepared_anew_with_one_example_corrected_is_not_resumed(clipline, interrupted, tmp_path):
-    train = Population.open(interrupted / "train")
-    tokens = np.array(train.fields["tokens"])
-    tokens[0, 3] += 1
-    manifest = read_manifest(interrupted / "train")
-    ids = np.repeat(train.user_ids, np.diff(train.offsets))
-    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    shutil.rmtree(interrupted / "train")
-    write_store(interrupted / "train", [(ids, {"tokens": tokens})], source=manifest.source, tasks=manifest.tasks)
-    code, _, err = clipline("train", "--resume", "run")
-    assert code == 2
-    assert err.splitlines()[-1].endswith("cannot be resumed, the data have changed: restore them, or start a new run")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
-
-
 @pytest.mark.parametrize("name", ["emoji \U0001f600", 'quote " and \\ and\nline'])
 def test_a_folder_of_any_name_is_trained_on_and_resumed(clipline, prepared, tmp_path, monkeypatch, name):
     prepared("shakespeare", to=name)

@@ -1,21 +1,21 @@
 import json
-import re
-from types import SimpleNamespace
 
 import pytest
 from made_up_runs import CHECKSUM, grid_of, quality
+from samples import ROOT, load_script
 
 from clipline.errors import RunError
 from clipline.study.directory import StudyDirectory
 from clipline.study.report.content import content
 from clipline.study.report.reading import collect
-from clipline_paper.study import reproduce, results_page, without_training
+from clipline_paper.study import reproduce
 from clipline_paper.study.experiments import run_experiment
 from clipline_paper.study.protocol import protocol_for
 from clipline_paper.study.recompute import examine, facts_of
 from clipline_paper.study.reproduce import write_files
-from clipline_paper.study.results_page import agreement, write_results_page
 from clipline_paper.study.rules import ClipComparison, Interval
+
+results_page = load_script(ROOT / "studies" / "paper_results.py")
 
 
 def page_of(*studies):
@@ -157,65 +157,7 @@ def test_the_page_puts_our_numbers_beside_the_papers(study):
     assert "no noise between" not in page  # all four of the paper's were tried
     assert "Short runs" not in page
     with pytest.raises(RunError, match="no study"):
-        write_results_page([study / "nothing"], study / "page.md")
-
-
-def test_two_scales_of_a_task_stand_side_by_side(study, short):
-    page = page_of(short, study)
-    names = ["cifar100, paper's scale", "cifar100, 400 rounds of 10"]
-    assert [line[3:].split(" (")[0] for line in page.splitlines() if line.startswith("## cifar100")] == names
-    assert [name for name in names if f"\n| {name} | 0.03 | +0.13%" in page] == names
-    assert all(f"](page/{name})" in page for name in ("fig7-cifar100.png", "fig7-cifar100-paper.png"))
-
-
-def test_the_page_begins_with_what_the_runs_are_not(short):
-    page = " ".join(page_of(short).split())
-    first = page[: page.index("## What was found")]
-    # 400 rounds of 10 of the paper's 4,000 of 100; the median's clips end at 0.8, less than twice 0.5.
-    assert "1 of 1 sets of runs have 1.0% to 1.0% of the paper's user updates" in first
-    assert "It is 0.5 to 0.5, where the paper has 0.1" in first
-    assert "On 1 of 1 (cifar100) it is within a factor of two of where the median's clip ended" in first
-    assert "1 of these 1 have other settings than their `--scale`" in first
-    assert "Figures 3 to 6, and the choice of z*, C* and server rates, rest on one seed" in first
-    assert "| cifar100, 400 rounds of 10 | 1% | 10 times | 0.5 | 0.8 to 0.8 | float32 | 4 | no noise |" in first
-    assert "10 users a round have 10 times the sampling variance of 100 (cifar100)" in page
-
-
-def test_a_clip_that_ran_away_counts_in_no_sentence_about_its_start(short, monkeypatch):
-    groups, _ = results_page._collect([short])
-    (group,) = groups
-    found = group.entries["fig7"].findings
-    monkeypatch.setitem(found.numbers, "median_clip_ran_away", True)
-    said = " ".join(" ".join(results_page._how_far(groups)).split())
-    assert "On 0 of 1 (none) it is within" in said
-    assert "| 0.8 to 0.8 (ran away) |" in said
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "best", "far"),
-    [
-        (16.0, 135.0, 16.0, False),
-        (1.27, 19.8, 2.52, True),  # 16 / 2.52 is 6.3
-        (10.0, 135.0, 6.0, False),  # 16 / 6 is 2.7
-        (10.0, 135.0, 49.0, True),
-        (1.0, 15.0, 15.0, True),  # the ranges do not overlap
-        (136.0, 400.0, 40.0, True),
-    ],
-)
-def test_clips_far_from_the_papers_are_said_to_test_the_method_only(low, high, best, far):
-    group = SimpleNamespace(task="so_lr", numbers={"clip_min": low, "clip_max": high, "c_star": best})
-    said = list(results_page._other_clips(group))
-    assert len(said) == far
-    assert all("other data, with shorter texts and fewer tags. So it tests the method" in one for one in said)
-
-
-def test_table_1_and_figures_1_and_2_end_the_page(study, monkeypatch):
-    row = without_training.TableRow("CIFAR-100", 4000, 0.03, 2231, 2231, 41.595, 3.2635, 5067, 1924)
-    monkeypatch.setattr(results_page, "table1", lambda: [row])
-    page = write_results_page([study], study / "whole.md").read_text()
-    assert "| CIFAR-100 | 4,000 | 0.03 | 2,231 | 2,231 | 41.60 | 3.264 | 5,067 | 1,924 |" in page
-    assert {path.name for path in (study / "whole").iterdir()} == set(re.findall(r"\(whole/(.*?)\)", page))
-    assert (study / "whole" / "fig7-cifar100-paper.png").stat().st_size > 10_000
+        results_page.write_results_page([study / "nothing"], study / "page.md")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +174,7 @@ def test_table_1_and_figures_1_and_2_end_the_page(study, monkeypatch):
     ],
 )
 def test_agreement_is_said_in_the_words_of_the_verdict(word, low, high, paper, agree):
-    assert agreement(ClipComparison(word, "", Interval((low + high) / 2, low, high, 5)), paper) == agree
+    assert results_page.agreement(ClipComparison(word, "", Interval((low + high) / 2, low, high, 5)), paper) == agree
 
 
 def test_verdicts_are_computed_again_from_the_records(study):
@@ -245,16 +187,3 @@ def test_the_report_says_what_the_experiments_found(study):
     assert list(found) == ["Figure 7, cifar100", "Figure 4, cifar100"]
     assert found["Figure 7, cifar100"]["verdict"].startswith("the median clip is equivalent to the best fixed clip")
     assert found["Figure 4, cifar100"]["lines"][-1].startswith("fixed clips to compare with: 0.2, ")
-
-
-@pytest.mark.parametrize(
-    ("z_star", "tried", "too_much"),
-    [
-        (0.0, (0.0, 0.1), 0.1),  # the paper tried 0.01 and 0.03 between
-        (0.01, (0.0, 0.01, 0.1), 0.1),
-        (0.03, (0.0, 0.01, 0.03, 0.1), None),
-        (0.1, (0.0, 0.1), None),  # the largest, which the page says of itself
-    ],
-)
-def test_noises_that_were_passed_over_are_known(z_star, tried, too_much):
-    assert results_page._coarse_step(z_star, tried) == too_much

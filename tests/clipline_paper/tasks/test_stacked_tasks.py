@@ -26,9 +26,10 @@ FEW_WORDS = 400  # of so_nwp, whose 10,004 take minutes in float64
 
 
 @pytest.fixture(autouse=True)
-def _narrow(narrow_resnet, monkeypatch):
+def _narrow(monkeypatch):
     """Networks with all their layers and fewer numbers: those of full width train in test_paper_tasks.py."""
-    narrow = {"so_nwp.WORD_IDS": FEW_WORDS, "so_nwp.STATE": 50, "shakespeare.STATE": 20}
+    narrow = {"so_nwp.WORD_IDS": FEW_WORDS, "so_nwp.STATE": 50, "shakespeare.STATE": 20, "emnist_cr.HIDDEN": 8}
+    narrow["cifar100.WIDTHS"] = (8, 8, 8, 10, 10, 12, 12, 14, 14)
     narrow["emnist_ae.WIDTHS"] = (784, 100, 50, 25, 30, 25, 50, 100, 784)
     for name, value in narrow.items():
         monkeypatch.setattr(f"clipline_paper.tasks.{name}", value)
@@ -47,6 +48,7 @@ def cut(population, sizes):
 def engine_of(name, **changes):
     task = task_named(name)
     small = {"population_size": 4, "cohort_size": 4} | ({} if name == "handwriting" else {"test_users": 2})
+    small |= {"group_count": 2} if name == "cifar100" else {}
     loaded = task.load(task.settings.overridden({**small, **changes}, "the test"))
     sizes, batch_size, epochs, lr = CASES[name]
     local = LocalSGD(lr, batch_size, epochs, reduction=loaded.reduction)

@@ -44,14 +44,6 @@ def test_a_dataframe_equals_the_arrays_that_are_in_it(library):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_whole_numbers_are_users_too_and_some_may_have_no_row(library):
-    frame = frame_of(library, {"u": [7, 3, 7], "x": [1.0, 2.0, 3.0]})
-    population = Population.from_dataframe(frame, user="u", known_users=[5])
-    same(population, Population.from_arrays([7, 3, 7], known_users=[5], x=[1.0, 2.0, 3.0]))
-    assert population.user_ids.dtype == np.int64
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
 def test_text_is_refused_with_the_ways_out_that_work(library):
     frame = frame_of(library, {"u": ["a", "b"], "note": ["xyz", "x"], "x": [1, 2]})
     with pytest.raises(PopulationError, match="field 'note' is text but a store holds numbers: leave it out of the f"):
@@ -89,12 +81,6 @@ def test_a_dataframe_that_is_no_population_is_refused(library, columns, words):
 def test_what_is_no_dataframe_is_refused(frame):
     with pytest.raises(PopulationError, match="DataFrame of pandas or polars, or a Table of pyarrow"):
         Population.from_dataframe(frame, user="u")
-
-
-def test_categories_are_the_texts_they_stand_for():
-    rider = pa.array(["b", "a", "b"]).dictionary_encode()
-    frame = pa.table({"rider": rider, "x": [1, 2, 3]})
-    same(Population.from_dataframe(frame, user="rider"), Population.from_arrays(["b", "a", "b"], x=[1, 2, 3]))
 
 
 def test_the_population_does_not_share_memory_with_the_dataframe():

@@ -82,3 +82,16 @@ def test_a_dataset_of_hugging_face_is_a_dataframe_with_its_choice_of_rows():
         Population.from_dataframe(dataset.to_iterable_dataset(), user="who")
     with pytest.raises(PopulationError, match="has no user column 'whom': did you mean 'who'"):
         Population.from_dataframe(dataset, user="whom")
+
+
+@pytest.mark.parametrize("changed", [[float("nan")] * 3, [1e30, -1e30, 0.0], [0.5, 0.5, 0.5]])
+def test_another_item_of_one_user_moves_nobody_else(changed):
+    def by_user(rows):
+        people = Population.from_dataset(Rows([{"x": x, "who": who} for x, who in rows]), "who", missing="zero-update")
+        ends = people.offsets
+        return {who: people.fields["x"][ends[i] : ends[i + 1]].tobytes() for i, who in enumerate(people.user_ids)}
+
+    rows = list(zip(X, USERS, strict=True))
+    before, after = by_user(rows), by_user([(torch.tensor(changed), "b"), *rows[1:]])
+    assert after["b"] != before["b"]
+    assert after["a"] == before["a"] == X[[1, 3]].numpy().tobytes()

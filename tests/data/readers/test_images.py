@@ -86,3 +86,20 @@ def test_settings_of_pictures_are_checked(faces, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(PopulationError, match=r"Pillow, which is not installed: pip install 'clipline\[images\]'"):
         Population.from_images(faces, one, user="u", size=(2, 2))
+
+
+@pytest.mark.parametrize("changed", [("L", (9, 2)), ("RGBA", (3, 2)), ("P", (500, 1)), ("1", (1, 1)), ("I;16", (4, 4))])
+def test_a_picture_of_another_kind_or_size_moves_nobody_else(faces, changed):
+    table = pa.table({"who": ["b", "a", "b", "c"], "file": ["red.png", "in/grey.jpg", "steps.png", "other.png"]})
+
+    def by_user():
+        people = Population.from_images(faces, table, user="who", size=(2, 3))
+        x, ends = people.fields["x"], people.offsets
+        return {who: x[ends[i] : ends[i + 1]].tobytes() for i, who in enumerate(people.user_ids)}
+
+    Image.new("RGB", (5, 5), RED).save(faces / "other.png")
+    before = by_user()
+    Image.new(*changed).save(faces / "other.png")
+    after = by_user()
+    assert after.pop("c") != before.pop("c")
+    assert after == before

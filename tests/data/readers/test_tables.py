@@ -109,15 +109,6 @@ def test_lists_of_lists_and_dictionary_columns(tmp_path):
     assert prepared(tmp_path / "d.parquet", tmp_path).of(2)["image"].tolist() == [[[3, 0], [0, 3]]]
 
 
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_npz(tmp_path, save, monkeypatch):
-    monkeypatch.setattr(tables, "CHUNK_BYTES", 100)  # several chunks
-    save(tmp_path / "data.npz", user=USERS, score=SCORES, pixels=np.array(PIXELS, dtype=np.int16))
-    population = prepared(tmp_path / "data.npz", tmp_path)
-    assert population.fields["pixels"].dtype == np.int16
-    assert population.of(0)["pixels"].tolist() == [[0, 1, 2], [2, 3, 4], [5, 6, 7]]
-
-
 def test_many_chunks_equal_one_and_progress_ends_at_the_size_of_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "CHUNK_BYTES", 64)
     monkeypatch.setattr(tables, "CSV_BYTES", 64)
@@ -210,12 +201,6 @@ def test_a_bad_row_of_csv_is_counted_from_the_top_of_the_file(tmp_path, monkeypa
         list(read_table(tmp_path / "typed.csv", "user"))
 
 
-def test_ids_in_csv_are_what_is_written(tmp_path):
-    (tmp_path / "data.csv").write_text("user,x\n007,1\n7,2\nNA,3\n")
-    ((ids, _),) = read_table(tmp_path / "data.csv", "user")
-    assert ids.tolist() == ["007", "7", "NA"]
-
-
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
 def test_ids_that_look_like_numbers_or_dates_are_kept_as_they_are_written(tmp_path, ending):
     """No two of them are one user, and predictions bring the same text along."""
@@ -258,12 +243,6 @@ def test_a_value_of_another_type_in_jsonl_is_told_by_its_column_and_row(
     assert words in str(error.value)
     assert "half" not in str(error.value)
     assert "0.5" not in str(error.value)
-
-
-def test_only_the_chosen_fields_are_read(tmp_path):
-    (tmp_path / "data.csv").write_bytes(csv())
-    ((_, fields),) = read_table(tmp_path / "data.csv", "user", fields=["first"])
-    assert list(fields) == ["first"]
 
 
 def test_text_is_refused_with_a_way_out_and_taken_with_a_tokeniser(tmp_path):

@@ -12,8 +12,8 @@ from clipline import LocalAdam, LocalSGD, Population
 from clipline.engine.core.local_optimisers import LocalOptimiser
 from clipline.engine.core.problem import LocalRun
 from clipline.engine.core.working_model import WorkingModel
-from clipline.engine.gpu.dynamic_batch import traced
 from clipline.engine.gpu.programs.program_cache import fingerprint
+from clipline.engine.gpu.recorded_step import traced
 from clipline.engine.stacked.step import StackStep
 from clipline.engine.stacked.trainer import Stacked
 from clipline.errors import ModuleError
@@ -212,7 +212,7 @@ def test_a_traced_step_moves_parameters_and_state_as_the_eager_one_does():
     program = traced(step, recorded)
     for _ in range(3):
         step(*eager)
-        program(*recorded, [])
+        program(*recorded)
     for ours, theirs in zip(eager[0], recorded[0], strict=True):
         torch.testing.assert_close(ours, theirs)
     assert eager[0][0].flatten()[1] == 1.0

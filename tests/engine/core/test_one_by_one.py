@@ -203,3 +203,8 @@ def test_a_loss_that_writes_into_its_batch_does_not_reach_the_population():
     engine = clients(population, nn.Linear(6, 3).double(), spoiling, LocalSGD(0.3, batch_size=4))
     engine.block(engine.problem.model.initial, np.arange(3), 0)
     assert all(np.array_equal(population.fields[name], field) for name, field in before.items())
+
+
+def test_a_loss_without_the_models_parameters_is_refused():
+    with pytest.raises(ModuleError, match="does not depend on the model's trainable parameters"):
+        clients(population_of([3]), loss=lambda model, batch: torch.tensor(1.0))

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from functools import partial
 
 import pytest
 import torch
@@ -10,19 +11,16 @@ from samples import aggregate, opened
 from clipline.engine.core.updates import Dense, Rows, Updates
 from clipline.federated.clipping import clip_factors, clip_rows, join_bit
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 DIM = 2 + 4 * 3 + 1  # a dense piece, a matrix of 4 rows of 3, a dense piece
 
 
-def sample(dtype=torch.float64):
+def sample(dtype=torch.float64, device="cpu"):
     """Two users: one touches rows 3 and 0 of the matrix, the other row 2 and nothing more."""
     rows = [[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[7.0, 8.0, 9.0], [0.0, 0.0, 0.0]]]
-    return Updates(
-        [
-            Dense(0, torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=dtype)),
-            Rows(2, 4, torch.tensor([[3, 0], [2, 2]]), torch.tensor(rows, dtype=dtype)),
-            Dense(14, torch.tensor([[10.0], [20.0]], dtype=dtype)),
-        ]
-    )
+    made = partial(torch.tensor, dtype=dtype, device=device)
+    matrix = Rows(2, 4, torch.tensor([[3, 0], [2, 2]], device=device), made(rows))
+    return Updates([Dense(0, made([[1.0, 2.0], [3.0, 4.0]])), matrix, Dense(14, made([[10.0], [20.0]]))])
 
 
 EXPECTED = torch.tensor(
@@ -46,25 +44,26 @@ def test_pieces_stand_for_rows(dtype):
     assert norms.tolist() == pytest.approx([math.sqrt(5 + 14 + 77 + 100), math.sqrt(25 + 194 + 400)], rel=1e-15)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_scaled_sum_is_that_of_the_rows_and_adds_to_what_was_there(dtype):
-    total = torch.arange(DIM, dtype=torch.float64)
-    sample(dtype).add_to(total.unsqueeze(0), torch.tensor([0.5, 3.0], dtype=torch.float64))
-    assert torch.equal(total, torch.arange(DIM) + 0.5 * EXPECTED[0] + 3 * EXPECTED[1])
+def test_a_scaled_sum_is_that_of_the_rows_and_adds_to_what_was_there(dtype, device):
+    total = torch.arange(DIM, dtype=torch.float64, device=device)
+    sample(dtype, device).add_to(total.unsqueeze(0), torch.tensor([0.5, 3.0], dtype=torch.float64, device=device))
+    assert torch.equal(total.cpu(), torch.arange(DIM) + 0.5 * EXPECTED[0] + 3 * EXPECTED[1])
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_user_whose_scale_is_0_takes_no_part_whatever_the_values(bad):
-    updates = sample()
+def test_a_user_whose_scale_is_0_takes_no_part_whatever_the_values(bad, device):
+    updates = sample(device=device)
     for piece in updates.pieces:
         piece.values[1] = bad
     assert not updates.norms().isfinite()[1]
-    assert updates.norms()[0] == sample().norms()[0]
-    total = torch.zeros(DIM, dtype=torch.float64)
-    updates.add_to(total.unsqueeze(0), torch.tensor([2.0, 0.0], dtype=torch.float64))
-    assert torch.equal(total, 2 * EXPECTED[0])
-    updates.add_to(total.unsqueeze(0), torch.zeros(2, dtype=torch.float64))
-    assert torch.equal(total, 2 * EXPECTED[0])
+    assert updates.norms()[0] == sample(device=device).norms()[0]
+    total = torch.zeros(DIM, dtype=torch.float64, device=device)
+    for scale in ([2.0, 0.0], [0.0, 0.0]):
+        updates.add_to(total.unsqueeze(0), torch.tensor(scale, dtype=torch.float64, device=device))
+        assert torch.equal(total.cpu(), 2 * EXPECTED[0])
     assert opened(aggregate([updates], 100.0, DIM)).tolist() == [*EXPECTED[0].tolist(), 0.0]
 
 
@@ -200,11 +199,12 @@ def pieces_of(widths, dtype, users=70):
 @pytest.mark.parametrize(
     "widths", [(1,), (1023,), (4010,), (300_001,), (7,) * 60, (5000, 10, 1025, 1)], ids=len_and_sum
 )
-def test_a_norm_is_the_same_to_the_last_bit_whoever_else_is_in_the_block(widths, dtype, threads):
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_norm_is_the_same_to_the_last_bit_whoever_else_is_in_the_block(widths, dtype, threads, device):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        pieces = pieces_of(widths, dtype)
+        pieces = [piece.to(device) for piece in pieces_of(widths, dtype)]
         together = Updates([Dense(0, piece) for piece in pieces]).norms()
         for users in BLOCKS:
             assert torch.equal(Updates([Dense(0, piece[users]) for piece in pieces]).norms(), together[users])

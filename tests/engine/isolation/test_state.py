@@ -81,17 +81,6 @@ def test_a_container_that_shows_something_else_than_it_holds_is_put_back_to_what
     assert type(classes["a"]) is dict
 
 
-def test_some_entries_of_a_dictionary_may_change():
-    now = {"a": 1, "clock": 0}
-    kept = Container("kept", now, skipped=["clock"])
-    now["clock"] = 5
-    assert kept.same()
-    now["a"] = 2
-    assert not kept.same()
-    kept.restore()
-    assert now == {"a": 1, "clock": 5}
-
-
 def test_a_variable_of_a_function_and_one_that_is_not_there_yet():
     seen = []
 

@@ -6,7 +6,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from clipline import SettingError
 from clipline.engine.gpu.kernels import convolution
-from clipline.engine.stacked.layers import BagLinear, MatrixLSTM, PatchConv2d
+from clipline.engine.stacked.layers import BagLinear, GroupNormReLU, MatrixLSTM, PatchConv2d
 
 DOUBLE = torch.float64
 needs_gpu = pytest.mark.skipif(
@@ -232,3 +232,14 @@ def test_layers_compile_in_a_stack(make):
     compiled = torch.autograd.grad(torch.compile(run)(device, inputs.cuda()).sum(), list(device.values()))
     for one, other in zip(compiled, eager, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_norm_and_relu_are_the_librarys_alone_and_in_a_stack():
+    layer, library = GroupNormReLU(2, 8, eps=1e-3), nn.GroupNorm(2, 8, eps=1e-3)
+    images, params = 1 + 2 * torch.randn(3, 5, 8, 3, 3), {name: torch.randn(3, 8) for name in ("weight", "bias")}
+    stacked = torch.func.vmap(lambda own, x: torch.func.functional_call(layer, own, x))(params, images)
+    for user, expected in enumerate(stacked):
+        own = {name: value[user] for name, value in params.items()}
+        assert 0.2 < float((expected == 0).float().mean()) < 0.8
+        torch.testing.assert_close(torch.func.functional_call(library, own, images[user]).relu(), expected)
+        torch.testing.assert_close(torch.func.functional_call(layer, own, images[user]), expected)

@@ -9,10 +9,6 @@ from samples import Mixed, cross_entropies, cross_entropy, linear_model, one_by_
 from torch import nn
 
 from clipline import LocalSGD
-from clipline.engine.core.one_by_one import RetainedStateWarning
-from clipline.engine.core.row_fields import starting_params
-from clipline.engine.isolation.generators import generators_state
-from clipline.engine.stacked import probe as probing
 from clipline.engine.stacked.probe import CannotStack, probe
 from clipline.engine.stacked.step import StackStep
 from clipline.engine.stacked.trainer import Stacked
@@ -205,56 +201,3 @@ def test_a_model_that_refuses_without_words_cannot_be_stacked():
 
     with pytest.raises(CannotStack):
         stack(plain(Silent(6, 3).double()))
-
-
-class Counting(nn.GroupNorm):
-    """Counts its calls in the list that it is given."""
-
-    def forward(self, values):
-        self.calls.append(1)
-        return super().forward(values)
-
-
-@pytest.mark.parametrize("loss", [cross_entropies, cross_entropy])
-def test_compiling_kernels_runs_a_step_beside_sums_and_changes_nothing(loss, monkeypatch):
-    """What a GPU does before its trial: here without kernels to compile."""
-    norm = Counting(2, 8)
-    norm.calls = []
-    with pytest.warns(RetainedStateWarning):
-        engine = plain(nn.Sequential(nn.Linear(6, 8), norm, nn.Linear(8, 3)).double(), loss)
-    problem, expected = engine.problem, rows_of(engine, USERS)
-    made, noted = problem.model.module[1], list[int]()
-    monkeypatch.setattr(type(made), "forward", _noting(type(made).forward, noted))
-    given = []
-    monkeypatch.setattr(probing, "compile_ahead", lambda _, step, *beside, kind: given.append((step, beside, kind)))
-    step = StackStep(problem.model, problem.loss, problem.local)
-    step.per_example = loss is cross_entropies
-    example = engine.made_up(4)
-    batch = {name: torch.stack([field, field]) for name, field in example.items()}
-    first = starting_params(problem.model.initial.unsqueeze(0), problem.model.named_shapes, {})
-    stacked = [piece.expand(2, *piece.shape[1:]).clone() for piece in first.values()]
-    before = [piece.clone() for piece in stacked]
-    keys, kept = torch.zeros(2, 0, 2, dtype=torch.int32), torch.ones(2, 4, dtype=torch.bool)
-    arguments = stacked, keys, batch, kept, torch.ones(2, dtype=torch.float64)
-    drawn = torch.get_rng_state(), generators_state()
-    probing._compile_kernels(problem, step, arguments, first, {})
-    ((run_step, beside, kind),) = given
-    run_step()
-    assert noted  # the step did run
-    for call in beside:
-        call()
-    assert len(beside) == len(first) + 2  # starts, norms, sums; on a core no kernels draw noise
-    assert hash(kind) is not None
-    assert all(torch.equal(one, other) for one, other in zip(stacked, before, strict=True))
-    assert torch.equal(torch.get_rng_state(), drawn[0])
-    assert generators_state() == drawn[1]
-    assert made.calls == []  # what the model remembers is put back
-    torch.testing.assert_close(rows_of(engine, USERS), expected, rtol=0, atol=0)
-
-
-def _noting(forward, noted):
-    def forward_and_note(self, values):
-        noted.append(1)
-        return forward(self, values)
-
-    return forward_and_note

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipline import LocalAdam, LocalSGD, Population
 from clipline.engine.choose import choose_trainer
-from clipline.engine.gpu.kernels import gru, lstm
+from clipline.engine.gpu.kernels import lstm
 from clipline.engine.stacked import rounding
 from clipline.engine.stacked.probe import CannotStack
 from clipline.engine.stacked.trainer import Stacked
@@ -160,14 +160,11 @@ def test_8_users_are_enough_for_recurrences(batch, hidden, dtype):
         return torch.randn(users, *shape, generator=generator, dtype=dtype)
 
     inputs, weight, grad = numbers(time, batch, 4 * hidden), numbers(4 * hidden, hidden), numbers(time, batch, hidden)
-    active, bias = numbers(time, batch) > -1, numbers(3 * hidden)
+    active = numbers(time, batch) > -1
 
     def of_users(who):
         forward = lstm.stacked_lstm(inputs[who], weight[who], active[who])
-        backward = lstm.stacked_lstm_backward(grad[who], *forward, weight[who], active[who])
-        three = inputs[who][..., : 3 * hidden].contiguous(), weight[who][:, : 3 * hidden].contiguous()
-        gru_forward = gru.stacked_gru(*three, bias[who])
-        return *forward, *backward, *gru_forward, *gru.stacked_gru_backward(grad[who], *gru_forward, three[1])
+        return *forward, *lstm.stacked_lstm_backward(grad[who], *forward, weight[who], active[who])
 
     everybody = torch.arange(users)
     whole = of_users(everybody)

@@ -12,7 +12,7 @@ from torch import nn
 
 from clipline import LocalSGD, Population
 from clipline.engine.core.problem import LocalRun
-from clipline.engine.gpu.stragglers import StragglerStreams
+from clipline.engine.gpu.recorded_step import RecordedBlocks
 from clipline.engine.stacked import trainer as stacked
 from clipline.engine.stacked.trainer import Stacked
 from clipline.errors import ModuleError
@@ -309,7 +309,7 @@ def test_users_with_few_and_with_many_rows_train_as_alone_in_blocks_by_the_numbe
     plain, users = of_rows(people, LocalSGD(0.3, 4, 2)), np.arange(len(people))
     stack = Stacked(plain, 5, block_size=5)
     if as_on_a_gpu:  # in static buffers, steps as written
-        stack._stragglers = StragglerStreams(stack._step, users=5, steps=12, width=4, compiled=False)
+        stack._recorded = RecordedBlocks(stack._step, users=5, steps=12, width=4, compiled=False)
     stack._next_block = lambda users: 5  # one block of all, as on a GPU
     blocks = blocks_of(stack, users)
     assert rooms_of(blocks) == sorted(set(rooms_of(blocks)), reverse=True)

@@ -11,8 +11,6 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from clipline import LocalSGD
-from clipline.engine.core import vmap_axis
-from clipline.engine.core.precision import kernels_switched
 from clipline.engine.core.working_model import WorkingModel
 from clipline.engine.stacked import vmap_layers as layers
 from clipline.engine.stacked.trainer import Stacked
@@ -125,32 +123,6 @@ def compare(make, inputs):
 @pytest.mark.parametrize("shape", [(4, 5), (4, 7, 5), (5,), (2, 3, 2, 5)])
 def test_linear_in_a_stack_is_torchs_there_and_back(bias, shape):
     compare(lambda: nn.Linear(5, 6, bias=bias), torch.randn(USERS, *shape, dtype=DOUBLE))
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("out", [7, 8])  # float64: 32 bytes are four numbers, so 7 become 8
-def test_linear_padded_to_what_suits_a_gpu_is_torchs_there_and_back(monkeypatch, bias, out):
-    monkeypatch.setattr(vmap_axis, "PADDED_ON", ("cpu",))
-    monkeypatch.setattr(vmap_axis, "_WIDE", 6)
-    assert vmap_axis.product_width(out, torch.zeros(1, dtype=DOUBLE)) == 8
-    compare(lambda: nn.Linear(5, out, bias=bias), torch.randn(USERS, 4, 5, dtype=DOUBLE))
-
-
-@pytest.mark.parametrize(
-    ("width", "dtype", "expected"),
-    [
-        (10_004, torch.bfloat16, 10_016),
-        (10_004, torch.float32, 10_008),
-        (670, torch.bfloat16, 672),
-        (511, torch.bfloat16, 511),  # too short to repay it
-    ],
-)
-def test_long_sides_of_products_become_multiples_of_32_bytes_on_a_gpu(monkeypatch, width, dtype, expected):
-    assert vmap_axis.product_width(width, torch.zeros(1, dtype=dtype)) == width  # cores do not mind
-    monkeypatch.setattr(vmap_axis, "PADDED_ON", ("cpu",))
-    assert vmap_axis.product_width(width, torch.zeros(1, dtype=dtype)) == expected
-    with kernels_switched(False):
-        assert vmap_axis.product_width(width, torch.zeros(1, dtype=dtype)) == width
 
 
 @pytest.mark.parametrize("affine", [True, False])

@@ -397,7 +397,7 @@ def _column(name: str, values: list[Any], wanted: Any, file: Path, before: int) 
     for row, value in enumerate(values, before + 1):
         try:
             kind = pa.array([value]).type
-        except (pa.ArrowInvalid, pa.ArrowTypeError):  # a list of several types
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # a list of several types, a huge number in a list
             raise _mixed(file, name, f"row {row}") from None
         if wanted is None or (first and _fits(wanted, kind)):
             wanted = kind

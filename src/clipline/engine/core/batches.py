@@ -137,13 +137,6 @@ class Examples:
         """Synthetic examples, which are no user's, as tensors like the population's."""
         return {name: self._cast(self._moved(field), field.dtype) for name, field in fields.items()}
 
-    @staticmethod
-    def select_rows(field: Tensor, rows: Tensor) -> Tensor:
-        """field[rows] along the first axis, also for uint16, which torch cannot index."""
-        if field.dtype == torch.uint16:
-            return field.view(torch.int16).index_select(0, rows).view(torch.uint16)
-        return field.index_select(0, rows)
-
     def _all_moved(self, field: Field) -> Tensor:
         """All rows of a field. Lists are padded on the way, some at a time, as a GPU indexes rows of one width."""
         if not isinstance(field, PackedField) or not len(field):
@@ -165,6 +158,13 @@ class Examples:
 
     def _cast(self, rows: Tensor, dtype: np.dtype[Any]) -> Tensor:
         return rows.view(torch.uint16) if dtype == np.uint16 else in_batch(rows, self.dtype)
+
+
+def select_rows(field: Tensor, rows: Tensor) -> Tensor:
+    """field[rows] along the first axis, also for uint16, which torch cannot index."""
+    if field.dtype == torch.uint16:
+        return field.view(torch.int16).index_select(0, rows).view(torch.uint16)
+    return field.index_select(0, rows)
 
 
 def in_batch(rows: Tensor, floating: torch.dtype) -> Tensor:

@@ -19,9 +19,7 @@ class FastParts:
         is long enough to gain from it, and otherwise records its steps as written. "never" is vmap, step by step.
       kept_programs: GPU: a program that was compiled in this process serves every training of its shape.
       stored_programs: GPU: later processes load what one has compiled.
-      straggler_streams: GPU: users with many more steps run on a stream beside the others.
-      kernels: GPU: convolution, pooling, group norm, LSTM and sums of updates use kernels of our own.
-      kernels_ahead: GPU: those are compiled in threads before training, all at once.
+      kernels: GPU: convolution, pooling and LSTM use kernels of our own.
       single_step: CPU: users of one example share the round's weights.
       prefetch: The next round's cohort and noise are drawn while this one ends.
       device_noise: GPU: it draws the noise itself, the same numbers as a CPU.
@@ -36,9 +34,7 @@ class FastParts:
     compiled_steps: str = declared("compiled_steps")
     kept_programs: bool = True
     stored_programs: bool = declared("stored_programs")
-    straggler_streams: bool = True
     kernels: bool = True
-    kernels_ahead: bool = True
     single_step: bool = True
     prefetch: bool = True
     device_noise: bool = True

@@ -23,10 +23,9 @@ from ...federated.backend import CohortRequest, PersonalRows
 from ...federated.local_sgd import Batch
 from ..isolation.guard import IsolationError, enough_resources, users_own
 from ..isolation.made_up_data import FILLS, made_up, parameters_to_try
-from .batches import plan_steps
+from .batches import plan_steps, select_rows
 from .local_optimisers import SingleUser
-from .precision import kernels_switched
-from .problem import Problem, UserSteps, check_finite_loss
+from .problem import Problem, UserSteps
 from .row_fields import RowUsage, TouchedRows, build_updates, renumber_rows, starting_params
 from .updates import Dense, Updates
 from .user_random import random_layer_keys
@@ -58,18 +57,15 @@ class OneByOne:
 
     def train(self, requests: Sequence[CohortRequest]) -> Iterator[tuple[Updates, NDArray[np.int64]]]:
         """Updates (params after local SGD - params) of the requests' users in blocks, one request after the other."""
-        with kernels_switched(self.problem.fast.kernels):  # also while the caller measures and sums a block
-            most = 1 if self.problem.row_fields else max(1, min(64, _MAX_BLOCK_VALUES // self.problem.model.dim))
-            for request_index, request in enumerate(requests):
-                users = request.cohort.users
-                for start in range(0, len(users), most):
-                    block_users = users[start : start + most]
-                    places = np.arange(start, start + len(block_users))
-                    personal = None if request.personal is None else request.personal.of_users(places)
-                    yield (
-                        self.block(request.params, block_users, request.round_index, request.run, personal),
-                        np.full(len(block_users), request_index),
-                    )
+        most = 1 if self.problem.row_fields else max(1, min(64, _MAX_BLOCK_VALUES // self.problem.model.dim))
+        for request_index, request in enumerate(requests):
+            users = request.cohort.users
+            for start in range(0, len(users), most):
+                block_users = users[start : start + most]
+                places = np.arange(start, start + len(block_users))
+                personal = None if request.personal is None else request.personal.of_users(places)
+                updates = self.block(request.params, block_users, request.round_index, request.run, personal)
+                yield updates, np.full(len(block_users), request_index)
 
     @property
     def in_words(self) -> str:
@@ -153,23 +149,9 @@ class OneByOne:
         """One user's SGD steps on all parameters; writes the update to `out` (dim,)."""
         model = self.problem.model
         model.load(steps.params, steps.personal)
-        finite_marker = steps.params.new_zeros(())
-        reference = self._reference(steps.params)
-        local = self.problem.local
-        leaves = list(model.trainable.values())
-        optimiser = None if local.plain_sgd else SingleUser(local, leaves, steps.lr, len(model.named_shapes))
-        for step, rows in enumerate(steps.batches):
-            model.set_keys(steps.random_keys[step])
-            batch = {name: self.problem.examples.select_rows(field, rows) for name, field in steps.examples.items()}
-            loss = self.problem.reduced(self.problem.losses(model.module, batch, reference), len(rows))
-            if optimiser is None:
-                model.sgd_step(loss, steps.lr)
-            else:
-                optimiser.step(model.gradients(loss))
-            finite_marker += 0.0 * loss.detach()  # becomes and stays NaN if a loss is not finite
+        descend(self.problem, steps, steps.examples, list(model.trainable.values()), self._reference(steps.params))
         released, own = model.parts()
         torch.sub(released, steps.params, out=out)
-        check_finite_loss(finite_marker)
         if len(own) and bool(out.isfinite().all()):  # an update that is not finite counts as failed
             steps.personal.copy_(own)
 
@@ -181,10 +163,10 @@ class OneByOne:
         return {name: piece[0] for name, piece in own.items()}
 
     def _train_by_rows(self, key: int, steps: UserSteps) -> Updates:
-        """One user's update, of the rows alone that the user touches; NaN if training fails."""
+        """One user's update, of the rows alone that the user touches; if training fails, NaN, which adds nothing."""
         made: list[Updates] = []
         trained = self._train_isolated(key, lambda: made.append(train_rows(self.problem, steps)))
-        return made[0] if trained else failed_rows(self.problem, steps.params)
+        return made[0] if trained else Updates([Dense(0, torch.full_like(steps.params, math.nan).unsqueeze(0))])
 
     def _run_trials(self) -> Callable[[int], Batch]:
         """Train a synthetic user, to find mistakes that every user would run into. Gives a source of such examples."""
@@ -265,46 +247,51 @@ class OneByOne:
             problem.model.load(problem.model.initial)
 
 
+def descend(
+    problem: Problem, steps: UserSteps, examples: Batch, leaves: Sequence[Tensor], reference: Batch | None
+) -> None:
+    """All steps of a user, of these parameters in place: those of the round, in their order, then personal ones.
+
+    A user whose loss is not finite fails: some of torch's gradients at NaN depend on memory alignment.
+    """
+    model, local = problem.model, problem.local
+    optimiser = None if local.plain_sgd else SingleUser(local, leaves, steps.lr, len(model.named_shapes))
+    finite_marker = steps.params.new_zeros(())
+    for step, rows in enumerate(steps.batches):
+        model.set_keys(steps.random_keys[step])
+        batch = {name: select_rows(field, rows) for name, field in examples.items()}
+        loss = problem.reduced(problem.losses(model.module, batch, reference), len(rows))
+        if not loss.requires_grad:
+            raise ModuleError("the loss does not depend on the model's trainable parameters: return what it computed")
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        if optimiser is not None:
+            optimiser.step(gradients)
+        else:
+            with torch.no_grad():
+                for leaf, gradient in zip(leaves, gradients, strict=True):
+                    if gradient is not None:  # else the loss does not use it, and it stays
+                        leaf.sub_(gradient, alpha=steps.lr)
+        finite_marker += 0.0 * loss.detach()  # becomes and stays NaN if a loss is not finite
+    if bool(finite_marker.isnan()):
+        raise FloatingPointError("the loss is not a finite number")
+
+
 def train_rows(problem: Problem, steps: UserSteps) -> Updates:
     """One user's update."""
-    shapes, local = problem.model.named_shapes, problem.local
+    shapes = problem.model.named_shapes
     heights = {name: shapes[name][0] for name in problem.row_fields}
     one = {name: field.unsqueeze(0) for name, field in steps.examples.items()}
     one, rows = renumber_rows(one, problem.row_fields, heights)
     first = starting_params(steps.params.unsqueeze(0), shapes, rows)
     of_user = problem.model.personal_pieces(steps.personal.unsqueeze(0))
     moving = {name: piece[0].clone().requires_grad_() for name, piece in (first | of_user).items()}
-    leaves, finite_marker = list(moving.values()), steps.params.new_zeros(())
     reference = {name: piece[0].clone() for name, piece in first.items()} if problem.takes_reference else None
-    optimiser = None if local.plain_sgd else SingleUser(local, leaves, steps.lr, len(first))
     with problem.model.substituting(moving):
-        for step, rows_of_batch in enumerate(steps.batches):
-            problem.model.set_keys(steps.random_keys[step])
-            batch = {name: problem.examples.select_rows(field[0], rows_of_batch) for name, field in one.items()}
-            loss = problem.reduced(problem.losses(problem.model.module, batch, reference), len(rows_of_batch))
-            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
-            if optimiser is not None:
-                optimiser.step(gradients)
-            else:
-                with torch.no_grad():
-                    for leaf, gradient in zip(leaves, gradients, strict=True):
-                        if gradient is not None:
-                            leaf.sub_(gradient, alpha=steps.lr)
-            finite_marker += 0.0 * loss.detach()
-    check_finite_loss(finite_marker)
+        descend(problem, steps, {name: field[0] for name, field in one.items()}, list(moving.values()), reference)
     updates = build_updates([moving[name].detach().unsqueeze(0) for name in shapes], first, shapes, rows)
     if of_user and bool(updates.norms().isfinite().all()):  # an update that is not finite counts as failed
         steps.personal.copy_(torch.cat([moving[name].detach().reshape(-1) for name in of_user]))
     return updates
-
-
-def failed_rows(problem: Problem, params: Tensor) -> Updates:
-    """An update of NaN, which adds nothing and is not within the clip."""
-    shapes = problem.model.named_shapes
-    row = torch.zeros(1, 1, dtype=torch.int64, device=params.device)
-    rows = {name: TouchedRows(row, row > 0) for name in problem.row_fields}
-    first = starting_params(params.unsqueeze(0), shapes, rows)
-    return build_updates([torch.full_like(piece, math.nan) for piece in first.values()], first, shapes, rows)
 
 
 def check_rows(problem: Problem, made_up: Callable[[int], Batch], count: int) -> None:

@@ -170,9 +170,3 @@ class UserSteps:
     random_keys: Tensor
     lr: float
     personal: Tensor  # (personal,): what the user starts from, and what came of it
-
-
-def check_finite_loss(marker: Tensor) -> None:
-    """A user whose loss is not finite fails: some of torch's gradients at NaN depend on memory alignment."""
-    if bool(marker.isnan()):
-        raise FloatingPointError("the loss is not a finite number")

@@ -19,7 +19,7 @@ from ...data.packed_field import is_mapped
 from ...data.population import Population
 from ...errors import ModuleError
 from ...federated.local_sgd import Batch
-from .updates import Dense, Piece, Rows, Updates, subtracts_lazily
+from .updates import Dense, Piece, Rows, Updates
 from .working_model import WorkingModel
 
 RowFields = Mapping[str, str]
@@ -138,15 +138,14 @@ def build_updates(
     """The updates: trained parameters `stack` (users, ...) minus `first`. May write into the stack."""
     start, pieces = 0, list[Piece]()
     for (name, shape), values in zip(shapes.items(), stack, strict=True):
-        own, before = rows.get(name), first[name] if subtracts_lazily(values) else None
-        values = values if before is not None else values.sub_(first[name])
+        own = rows.get(name)
+        values.sub_(first[name])
         if own is not None:
             # Padding must be zero, whatever the loss did there: it would be added to row 0 many times.
-            if before is None and (len(values) > 1 or values.device.type != "cpu" or not bool(own.used.all())):
+            if len(values) > 1 or values.device.type != "cpu" or not bool(own.used.all()):
                 values.masked_fill_(~own.used.unsqueeze(2), 0.0)
-            pieces.append(Rows(start, shape[0], own.rows, values, own.used, before))
+            pieces.append(Rows(start, shape[0], own.rows, values))
         else:  # reshape, not flatten: a scalar parameter has no axis to flatten
-            before = None if before is None else before.reshape(len(before), -1)
-            pieces.append(Dense(start, values.reshape(len(values), -1), before))
+            pieces.append(Dense(start, values.reshape(len(values), -1)))
         start += shape.numel()
     return Updates(pieces)

@@ -13,37 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .precision import kernels_in_use
-
-block_sums: Any = None  # Triton kernels, where there are: `engine/choose.py` hands them in
-
-_CHUNK = 1 << 22  # numbers converted to float64 at a time on a GPU, to bound memory
+_CHUNK = 1 << 24  # numbers converted to float64 at a time on a GPU, to bound memory
 _CACHED = 1 << 16  # the same on a CPU core, to fit its cache
+_FACTORS = 1 << 20  # the same of factors
 _LEAF = 1024  # columns that are first added up by themselves: any number of such groups can be done at a time
 _SQUARED = 1 << 18  # numbers squared in float64 at a time on a core; on a GPU `_CHUNK`
-
-
-def subtracts_lazily(values: Tensor) -> bool:
-    """Whether to keep parameters and starting point apart: Triton reductions subtract on the fly, saving a pass."""
-    return _by_triton(values) and values.dtype == torch.float32
-
-
-def _by_triton(values: Tensor) -> bool:
-    """Whether Triton kernels measure and sum: on a GPU, where Triton is there and not switched off."""
-    return values.device.type == "cuda" and block_sums is not None and kernels_in_use()
-
-
-def broadcast(first: Tensor, piece: Tensor) -> None:
-    """Write first (1 or users, *shape) into piece (users, *shape): what users start from."""
-    if len(first) == 1 and _by_triton(piece):
-        block_sums.spread(first.reshape(-1), piece.view(len(piece), -1))
-    else:
-        piece.copy_(first)
 
 
 def _column_chunks(values: Tensor) -> Iterator[slice]:
@@ -93,48 +71,40 @@ def _added_up(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Coordinates `start` to `start + width` of every user's update: `values`, minus `before` if that is given."""
+    """Coordinates `start` to `start + width` of every user's update."""
 
     start: int
     values: Tensor = field(repr=False)  # (users, width)
-    before: Tensor | None = field(default=None, repr=False)  # (1 or users, width)
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def formed(self, columns: slice = slice(None)) -> Tensor:
-        """The updates (users, width), or some columns, with `before` subtracted."""
-        return self.values[:, columns] if self.before is None else self.values[:, columns] - self.before[:, columns]
-
     def squares(self) -> Tensor:
         """(users, parts) float64: squares of the values, added up in part."""
-        if _by_triton(self.values):
-            squares: Tensor = block_sums.squares(self.values, self.before)
-            return squares
-        return squares_by_leaf(self.formed())
+        return squares_by_leaf(self.values)
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
         """Add sum over users of scale (users,) times their values, in float64, to total (dim,).
 
         A user whose scale is 0 adds nothing, whatever the values: 0 times infinity is not 0.
         """
-        own = total[self.start : self.start + self.values.shape[1]]
-        if _by_triton(self.values):
-            block_sums.add_scaled(self.values, scale, own, self.before)
-            return
-        values = self.formed()
-        values = values if bool((scale > 0).all()) else values[scale > 0]
-        scale = scale[scale > 0]
-        for part in _column_chunks(values):
-            own[part] += scale @ values[:, part].double()
+        self.add_weighted(total.unsqueeze(0), scale.unsqueeze(0), scale > 0)
+
+    def add_weighted(self, totals: Tensor, weights: Tensor, counting: Tensor) -> None:
+        """Add weights (runs, users) times the values to totals (runs, dim); only those `counting` (users,) have any."""
+        own = totals[:, self.start : self.start + self.values.shape[1]]
+        all_count = self.values.device.type == "cpu" and bool(counting.all())  # on a GPU this would synchronise
+        for part in _column_chunks(self.values):
+            wide = self.values[:, part].double()
+            own[:, part].addmm_(weights, wide if all_count else wide.where(counting.unsqueeze(1), 0.0))
 
     def write_to(self, rows: Tensor) -> None:
         """Write the updates into rows (users, dim)."""
-        rows[:, self.start : self.start + self.values.shape[1]] = self.formed()
+        rows[:, self.start : self.start + self.values.shape[1]] = self.values
 
     def of_users(self, chosen: Tensor) -> Dense:
         """The updates of the users for whom `chosen` (users,) is true."""
-        return Dense(self.start, self.formed()[chosen])
+        return Dense(self.start, self.values[chosen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,31 +114,17 @@ class Rows:
     start: int
     height: int  # rows of the whole matrix
     places: Tensor = field(repr=False)  # (users, touched) row numbers
-    values: Tensor = field(repr=False)  # (users, touched, width), minus `before` if that is given
-    used: Tensor | None = field(
-        default=None, repr=False
-    )  # (users, touched): false for padding; None: values are 0 there
-    before: Tensor | None = field(default=None, repr=False)  # (users, touched, width)
+    values: Tensor = field(repr=False)  # (users, touched, width), 0 in padding
 
     def __len__(self) -> int:
         return len(self.values)
-
-    def formed(self) -> Tensor:
-        """The updates (users, touched, width): `before` subtracted, padding 0."""
-        if self.before is None:
-            return self.values
-        change = self.values - self.before
-        return change if self.used is None else change.masked_fill_(~self.used.unsqueeze(2), 0.0)
 
     def squares(self) -> Tensor:
         """(users, parts) float64: squares of the values, added up in part.
 
         The padding that a stack has is the user's own; users who were trained one by one are padded to the longest.
         """
-        if self.before is not None and _by_triton(self.values):
-            squares: Tensor = block_sums.squares(self.values.flatten(1), self.before.flatten(1), self.used)
-            return squares
-        return sum_columns(squares_by_leaf(self.formed().flatten(1))).unsqueeze(1)
+        return sum_columns(squares_by_leaf(self.values.flatten(1))).unsqueeze(1)
 
     def add_to(self, total: Tensor, scale: Tensor) -> None:
         """Add sum over users of scale (users,) times their rows, in float64, to total (dim,); scale 0 adds nothing."""
@@ -176,31 +132,27 @@ class Rows:
         matrix = total[self.start : self.start + self.height * width].view(self.height, width)
         if self.values.device.type == "cpu":
             step = max(1, _CACHED // width)
-            for places, values, factor in zip(self.places, self.formed(), scale.tolist(), strict=True):
+            for places, values, factor in zip(self.places, self.values, scale.tolist(), strict=True):
                 for start in range(0, touched if factor > 0 else 0, step):
                     part = slice(start, start + step)
                     matrix.index_add_(0, places[part], values[part].double(), alpha=factor)
             return
-        if _by_triton(self.values):
-            block_sums.add_rows(self.places, self.used, self.values, scale, matrix, self.before)
-            return
-        change, step = self.formed(), max(1, _CHUNK // max(1, touched * width))
+        step = max(1, _CHUNK // max(1, touched * width))
         for start in range(0, users, step):
             part = slice(start, start + step)
             factors = scale[part, None, None]
-            scaled = torch.where(factors > 0, change[part].double() * factors, 0.0)
+            scaled = torch.where(factors > 0, self.values[part].double() * factors, 0.0)
             matrix.index_add_(0, self.places[part].flatten(), scaled.flatten(0, 1))
 
     def write_to(self, rows: Tensor) -> None:
         """Write the updates into rows (users, dim)."""
-        for row, places, values in zip(rows, self.places, self.formed(), strict=True):
+        for row, places, values in zip(rows, self.places, self.values, strict=True):
             matrix = row[self.start : self.start + self.height * values.shape[1]].view(self.height, -1)
             matrix.index_add_(0, places, values)
 
     def of_users(self, chosen: Tensor) -> Rows:
         """The updates of the users for whom `chosen` (users,) is true."""
-        used = None if self.used is None else self.used[chosen]
-        return Rows(self.start, self.height, self.places[chosen], self.formed()[chosen], used)
+        return Rows(self.start, self.height, self.places[chosen], self.values[chosen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +182,7 @@ class FactoredUpdates:
         """Add sum over users of scale (users,) times their values, in float64, to total (dim,); 0 adds nothing."""
         height, width = self.outputs.shape[1], self.inputs.shape[1]
         own = total[self.start : self.start + height * width].view(height, width)
-        step = max(1, _CHUNK // 4 // max(1, width + height))
+        step = max(1, _FACTORS // max(1, width + height))
         for start in range(0, len(self), step):
             users = slice(start, start + step)
             counts = scale[users] > 0
@@ -277,13 +229,9 @@ class Updates:
         elif all(isinstance(piece, Dense) for piece in self.pieces):
             weights = scale.new_zeros(len(totals), len(scale))
             weights[runs, torch.arange(len(scale), device=runs.device)] = scale
-            all_count = scale.device.type == "cpu" and bool((scale > 0).all())  # on a GPU this would synchronise
             for piece in self.pieces:
                 assert isinstance(piece, Dense)
-                own = totals[:, piece.start : piece.start + piece.values.shape[1]]
-                for part in _column_chunks(piece.values):
-                    values = piece.formed(part).double()
-                    own[:, part].addmm_(weights, values if all_count else values.where(scale.unsqueeze(1) > 0, 0.0))
+                piece.add_weighted(totals, weights, scale > 0)
         else:
             for number in range(len(totals)):
                 of_run = runs == number

@@ -6,7 +6,7 @@ Plain twin: torch's own, which runs for a single user.
 Switch: `engine="one-by-one"`.
 Held equal by: tests/engine/stacked/test_vmap_layers.py.
 Buys: weight gradients laid out as the weights are (`stacked_product_weight`), emnist_cr on an H200: 39 ms a round
-before, 30 after (docs/results/performance.md). Without products of our own at all: 23.1 ms, with them 17.1, later.
+before, 30 after (benchmarks/results/README.md). Without products of our own at all: 23.1 ms, with them 17.1, later.
 """
 
 from __future__ import annotations
@@ -14,14 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-
-from .precision import kernels_in_use
-
-PADDED_ON = ("cuda",)  # devices whose products are much slower where a side is no multiple of 32 bytes
-_GRAIN = 32  # bytes
-_WIDE = 512  # numbers: a shorter side does not repay the padding
 
 
 def is_batched(*tensors: Tensor) -> bool:
@@ -42,19 +35,6 @@ def in_vmap() -> bool:
 def users_first(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
     """The tensor with the users' axis first; expanded if all users share it."""
     return tensor.movedim(dim, 0) if dim is not None else tensor.expand(info.batch_size, *tensor.shape)
-
-
-def product_width(width: int, like: Tensor) -> int:
-    """To how many numbers a long side of a product is to be padded with zeros; the plain way is not to.
-
-    Switch: `FastParts.kernels`.
-    Held equal by: tests/engine/stacked/test_vmap_layers.py, tests/engine/gpu/kernels/test_lstm.py.
-    Buys: so_nwp on an H200, 100 real users: 101 ms of kernels a round without, 87 with (docs/results/performance.md).
-    """
-    grain = _GRAIN // like.element_size()
-    if width < _WIDE or like.device.type not in PADDED_ON or not kernels_in_use():
-        return width
-    return -(-width // grain) * grain
 
 
 def product_of_rows(left: Tensor, right: Tensor) -> Tensor:
@@ -110,9 +90,4 @@ def _(rows: Tensor, weight: Tensor) -> Tensor:
 
 @product.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], rows: Tensor, weight: Tensor) -> tuple[Tensor, int]:
-    rows, weight = users_first(info, in_dims[0], rows), users_first(info, in_dims[1], weight)
-    out = weight.shape[1]
-    wide = product_width(out, weight)
-    if wide == out:
-        return stacked_product(rows, weight), 0
-    return stacked_product(rows, F.pad(weight, (0, 0, 0, wide - out)))[..., :out], 0
+    return stacked_product(users_first(info, in_dims[0], rows), users_first(info, in_dims[1], weight)), 0

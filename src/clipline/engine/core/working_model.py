@@ -199,19 +199,6 @@ class WorkingModel:
         frozen = {name: param.data for name, param in self.module.named_parameters() if not param.requires_grad}
         return buffers | frozen
 
-    def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of each trainable parameter; None of one that the loss does not use."""
-        if not loss.requires_grad:
-            raise ModuleError("the loss does not depend on the model's trainable parameters: return what it computed")
-        return torch.autograd.grad(loss, self._trainable, allow_unused=True)
-
-    def sgd_step(self, loss: Tensor, lr: float) -> None:
-        """One step of plain SGD. A parameter that the loss does not use is not changed."""
-        with torch.no_grad():
-            for param, gradient in zip(self._trainable, self.gradients(loss), strict=True):
-                if gradient is not None:
-                    param.sub_(gradient, alpha=lr)
-
 
 def _matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
     """The names that match a pattern. A pattern that matches none is refused, and so are patterns that match all."""

@@ -9,7 +9,7 @@ Plain twin: compiling whatever comes.
 Switch: `FastParts.compiled_steps`, or --compiled-steps: "always".
 Held equal by: tests/engine/stacked/test_step.py (compiled, recorded and as written), test_compile_gain.py.
 Buys: on an H200, 400 rounds of so_lr on real users: 35.6 s from the start of the process compiled, 20.4 as written; 150
-rounds of handwriting: 43.0 and 23.5. A round is slower: 4.7 ms compiled, 7.8 as written (docs/results/performance.md).
+rounds of handwriting: 43.0 and 23.5. A round is slower: 4.7 ms compiled, 7.8 as written (benchmarks/results/README.md).
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ class CountWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return StepWork(self._operations, tuple(self._joined))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """`func`, counted."""
         result = func(*args, **(kwargs or {}))
         self._operations += 1
         if _joinable(func):

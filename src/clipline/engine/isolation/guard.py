@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import CliplineError, ModuleError, RunError
+from ...errors import GO_ON, CliplineError, ModuleError, RunError
 from .generators import seed_global_generators
 from .state import MISSING, Constant, Container, Snapshot, find_mutable_state
 
@@ -29,22 +29,22 @@ _RESOURCES = {
         r"(\[enforce fail at \S*alloc_cpu\.cpp:\d+\] .*)?DefaultCPUAllocator: (can't allocate|not enough) memory"
         r"|(std::bad_alloc|bad allocation|could not create a primitive|could not create a memory object)$"
         r"|(CUDA|cuDNN|cusolver|cuFFT) error: CU[A-Z]+_\w*ALLOC(ATION)?_FAILED\b|(MPS backend|XPU) out of memory\b",
-        "free some or take fewer workers, then resume the run; or start one with a smaller cohort or batch",
+        "free some, take fewer workers or a smaller cohort or batch",
     ),
     "threads or processes": (
         {errno.EAGAIN},
         r"can't start new thread$",
-        "end others, raise the limit (ulimit -u) or take fewer workers, then resume the run",
+        "end others, raise the limit (ulimit -u) or take fewer workers",
     ),
     "file descriptors": (
         {errno.EMFILE, errno.ENFILE},
         "",
-        "close files or raise the limit (ulimit -n), then resume the run",
+        "close files or raise the limit (ulimit -n)",
     ),
     "room on a disk or in shared memory": (
         {errno.ENOSPC},
         "",
-        "make some (/dev/shm is shared memory) or take fewer workers, then resume the run",
+        "make some (/dev/shm is shared memory) or take fewer workers",
     ),
 }
 _OF_A_SHARED_FILE = r"unable to [\w ()]+ <[^<>]*>[a-z -]*: "  # how torch begins, before libc's words and number
@@ -87,6 +87,7 @@ class Isolation:
         """Take a new snapshot if the caller changed something since the last users, a temperature for instance."""
         if self._spoilt:
             raise IsolationError(self._spoilt)
+        self._reset_draws()
         state = self._state
         if (
             any(state.empty_containers)
@@ -94,6 +95,10 @@ class Isolation:
             or not all(snapshot.same() for snapshot in state.restorable)
         ):
             self._snapshot_all()
+
+    def _reset_draws(self) -> None:
+        for part in self._seeded:
+            part.draws = 0  # type: ignore[assignment]  # of `UserRandom`: the engine counts them
 
     def seed(self, key: int) -> None:
         """Reseed every generator that users would otherwise share with this key."""
@@ -104,6 +109,7 @@ class Isolation:
     def after_user(self) -> str:
         """Restore the state and name something that had changed, or give ""; refuse changed parameters or parts."""
         state, leftover = self._state, ""
+        self._reset_draws()
         for cache in state.caches:
             cache.cache_clear()
         refused = self._replaced()
@@ -160,7 +166,6 @@ class Isolation:
         return message
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Isolation:
-        """A snapshot of the copied module."""
         module, loss = copy.deepcopy(self._module, memo), copy.deepcopy(self._loss, memo)
         trainable, shared = copy.deepcopy(self._trainable, memo), copy.deepcopy(self._shared, memo)
         return Isolation(module, loss, trainable, shared, copy.deepcopy(self._seeded, memo))
@@ -274,8 +279,8 @@ def exhausted(error: BaseException) -> RunError | None:
                 or (isinstance(behind, RuntimeError) and _says(str(behind).partition("\n")[0], numbers, begins))
             ):
                 return RunError(
-                    f"{what} ran out while users trained, which may be one user's data or the machine: {way_out}; a "
-                    "resume with the same seed meets the same users"
+                    f"{what} ran out while users trained, which may be one user's data or the machine: {way_out}, then "
+                    f"{GO_ON}; after a resume the same users come"
                 )
         behind = behind.__cause__ or (None if behind.__suppress_context__ else behind.__context__)
     return None

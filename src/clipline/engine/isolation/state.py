@@ -17,12 +17,12 @@ import sys
 import sysconfig
 import types
 from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import is_
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,20 +50,6 @@ _PYTHON = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _callers: set[str] = set()  # installed packages that a loss came from
 
 
-class Snapshot(Protocol):
-    """A piece of mutable state, as it was when this was made."""
-
-    label: str
-
-    def same(self) -> bool:
-        """Whether nothing has changed."""
-        ...
-
-    def restore(self) -> None:
-        """Make it what it was."""
-        ...
-
-
 class Container:
     """A dictionary, list, set or deque: the same entries in the same order.
 
@@ -71,8 +57,8 @@ class Container:
     holds, as a dictionary of classes that hands out instances does.
     """
 
-    def __init__(self, label: str, now: Any, skipped: Sequence[str] = ()) -> None:
-        self.label, self.now, self.skipped = label, now, skipped
+    def __init__(self, label: str, now: Any) -> None:
+        self.label, self.now = label, now
         self.kind: Any = next(kind for kind in (OrderedDict, dict, list, set, deque) if isinstance(now, kind))
         self.before: Any = self.kind(self.entries())
 
@@ -90,18 +76,13 @@ class Container:
             return (
                 set(map(id, now)) == set(map(id, before)) if kind is set else all(map(is_, kind.__iter__(now), before))
             )
-        if self.skipped:
-            return all(kind.get(now, key, MISSING) is entry or key in self.skipped for key, entry in before.items())
         return all(map(is_, kind.values(now), before.values())) and all(map(is_, kind.__iter__(now), before))
 
     def restore(self) -> None:
         """Make it what it was."""
         now, kind = self.now, self.kind
-        skipped = {name: kind.__getitem__(now, name) for name in self.skipped if kind.__contains__(now, name)}
         kind.clear(now)
         (kind.extend if kind in (list, deque) else kind.update)(now, self.before)
-        if skipped:
-            kind.update(now, skipped)
 
     def only_equal_values(self) -> bool:
         """Whether only numbers and strings were replaced, by equal ones, as when a module sets the same size again."""
@@ -172,6 +153,9 @@ class ClassAttributes:
                 setattr(self.cls, name, entry)
 
 
+Snapshot = Container | ClosureCell | Global | ClassAttributes
+
+
 def contents(cell: types.CellType) -> Any:
     """The value of a closure cell; `MISSING` if it has none yet."""
     try:
@@ -203,8 +187,7 @@ def find_mutable_state(
 ) -> MutableState:
     """A snapshot of all that can be reached; the values of `trainable` parameters are left out.
 
-    Of long tensors that are `shared` with the caller no copy is made. Of the `seeded` modules `key` and `draws` are set
-    by the engine.
+    Of long tensors that are `shared` with the caller no copy is made. The `key` of `seeded` modules is the engine's.
     """
     _add_caller(loss)
     walk = _Walk(trainable, shared, seeded)
@@ -221,8 +204,7 @@ class _Walk:
         self.found = MutableState()
         self._seen: dict[int, object] = {}
         self._shared_ids = {id(tensor) for tensor in shared}
-        self._seeded = set(seeded)
-        self._moving_ids = {*map(id, trainable), *(id(part.key) for part in self._seeded)}
+        self._moving_ids = {*map(id, trainable), *(id(part.key) for part in seeded)}
 
     def visit(self, value: Any, label: str) -> None:
         """Snapshot everything mutable that can be reached from `value`."""
@@ -313,14 +295,13 @@ class _Walk:
             self.visit(hooks, f"a hook on {label}")
 
     def _visit_module(self, module: nn.Module, label: str) -> None:
-        skipped = ("draws",) if module in self._seeded else ()  # set by the engine
-        self._add(Container(label, vars(module), skipped))
+        self._add(Container(label, vars(module)))
         for name, entry in list(vars(module).items()):
             if name in _STRUCTURE:
                 self._add(Container(f"{label}.{name}", entry))
                 for key, part in entry.items():
                     self.visit(part, f"{label}.{key}")
-            elif name not in skipped:
+            else:
                 self.visit(entry, f"{label}.{name}")
         self.visit(type(module), label)
 
@@ -466,7 +447,7 @@ class Constant:
             return False
         if self.lost:
             return _address(now) == _address(self._data) and [*map(checksum, _pieces(now))] == self.before
-        return all(torch.equal(_bits(one), _bits(kept)) for one, kept in zip(_pieces(now), self.before, strict=True))
+        return all(torch.equal(bits(one), bits(kept)) for one, kept in zip(_pieces(now), self.before, strict=True))
 
     def restore(self) -> None:
         """Make it what it was; what is shared, in the caller's memory."""
@@ -531,12 +512,12 @@ def checksum(values: Tensor) -> int:
 
     The mixing is not linear. In a plain weighted sum, changes of two numbers' highest bits would cancel.
     """
-    bits = _bits(values)
-    chunk = _CHUNK if bits.device.type == "cpu" else _CHUNK_ON_DEVICE
-    total = torch.full((), len(bits), dtype=torch.int64, device=bits.device)
-    places = torch.arange(1, chunk // 4, 2, device=bits.device) * _ODD
-    for start in range(0, len(bits), chunk):
-        words = torch.nn.functional.pad(bits[start : start + chunk], (0, -len(bits[start : start + chunk]) % 8))
+    whole = bits(values)
+    chunk = _CHUNK if whole.device.type == "cpu" else _CHUNK_ON_DEVICE
+    total = torch.full((), len(whole), dtype=torch.int64, device=whole.device)
+    places = torch.arange(1, chunk // 4, 2, device=whole.device) * _ODD
+    for start in range(0, len(whole), chunk):
+        words = torch.nn.functional.pad(whole[start : start + chunk], (0, -len(whole[start : start + chunk]) % 8))
         words = words.clone().view(torch.int64) if words.storage_offset() % 8 else words.view(torch.int64)
         mixed = torch.add(places[: len(words)], words, alpha=_ODDS[0])
         halves = mixed.view(torch.int32).view(-1, 2)
@@ -554,6 +535,6 @@ def _digest(values: NDArray[Any]) -> bytes:
     return hashlib.blake2b(flat).digest()
 
 
-def _bits(values: Tensor) -> Tensor:
+def bits(values: Tensor) -> Tensor:
     """The values as bytes, so that NaN equals itself and 0 differs from -0."""
     return values.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -18,7 +18,7 @@ from ...errors import ModuleError, check_choice, check_whole
 from ..core.vmap_axis import is_batched, product
 from ..gpu.kernels import convolution
 from ..gpu.kernels import lstm as lstm_ops
-from ..gpu.kernels.group_norm import normalised
+from .vmap_layers import GroupNorm, product_dtype
 
 Padding = int | Literal["same", "valid"]
 
@@ -75,14 +75,12 @@ class PatchConv2d(nn.Module):
         return before, after, before, after
 
 
-class GroupNormReLU(nn.GroupNorm):
-    """`nn.GroupNorm` and a ReLU, before a convolution: stacked on a GPU under autocast, one operation."""
+class GroupNormReLU(GroupNorm):
+    """`nn.GroupNorm` and a ReLU."""
 
     def forward(self, values: Tensor) -> Tensor:
         """(batch, channels, ...) -> the same."""
-        if not is_batched(values):
-            return F.relu(super().forward(values))
-        return normalised(values, self.num_groups, self.weight, self.bias, self.eps, relu=True)
+        return F.relu(super().forward(values))
 
 
 class MaxPool2d(nn.Module):
@@ -146,8 +144,7 @@ class MatrixLSTM(nn.Module):
 
     def _step_by_step(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
         rows = inputs.transpose(0, 1).reshape(-1, inputs.shape[2])  # one product over all steps of a user
-        kind = inputs.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight_ih.dtype
+        dtype = product_dtype(self.weight_ih)
         if is_batched(self.weight_ih):
             gate_inputs = product(rows.to(dtype), self.weight_ih.to(dtype))
         else:
@@ -155,12 +152,7 @@ class MatrixLSTM(nn.Module):
         gate_inputs = (gate_inputs + self.bias).to(dtype)  # under vmap adding the bias promotes to float32
         gate_inputs = gate_inputs.view(inputs.shape[1], len(inputs), -1)
         active = torch.ones_like(gate_inputs[..., 0], dtype=torch.bool) if mask is None else mask.transpose(0, 1)
-        if is_batched(inputs, self.weight_ih, self.weight_hh):
-            stacked_outputs: Tensor = lstm_ops.lstm(gate_inputs, self.weight_hh.to(dtype), active)
-            return stacked_outputs.transpose(0, 1)
-        with_user_axis = (tensor.unsqueeze(0) for tensor in (gate_inputs, self.weight_hh.to(dtype), active))
-        outputs: Tensor = lstm_ops.stacked_lstm(*with_user_axis)[0]
-        return outputs.squeeze(0).transpose(0, 1)
+        return lstm_ops.recurrence(gate_inputs, self.weight_hh.to(dtype), active).transpose(0, 1)
 
 
 def bag(features: Tensor, weight: Tensor, values: Tensor) -> Tensor:

@@ -15,21 +15,17 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import Tensor
 
 from ...errors import CliplineError, ModuleError
 from ...federated.local_sgd import Batch, per_example
+from ..core.batches import select_rows
 from ..core.problem import Problem
-from ..core.row_fields import RowUsage, TouchedRows, build_updates, starting_params
-from ..core.updates import broadcast
+from ..core.row_fields import RowUsage, TouchedRows, starting_params
 from ..gpu.compile_gain import CountWork, StepWork
-from ..gpu.kernels.noise import kernel_calls
-from ..gpu.programs.kernels_ahead import compile_ahead
 from ..isolation.generators import generators_state, preserve_generators
 from ..isolation.guard import exhausted, users_own
 from ..isolation.made_up_data import parameters_to_try
-from .layers import PatchConv2d
 from .step import Arguments, StackStep
 from .vmap_layers import Bypass
 
@@ -65,7 +61,7 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
     """
     width = min(problem.local.batch_size, 64)
     like = {name: torch.stack([field] * 2) for name, field in made_up(width).items()}
-    arguments, first, rows = made_up_step(problem, stack_step, like, problem.model.initial.unsqueeze(0))
+    arguments = made_up_step(problem, stack_step, like, problem.model.initial.unsqueeze(0))
     on_gpu = problem.device.type == "cuda"
     counting = CountWork(users=2)
     with preserve_generators(), problem.arithmetic("float32"):  # coarser arithmetic would blur the comparison
@@ -78,9 +74,6 @@ def probe(problem: Problem, made_up: Callable[[int], Batch], stack_step: StackSt
             raise CannotStack(f"model or loss fails on some made-up examples ({vmap_reason(error)})") from error
         finally:
             problem.isolation.after_user()
-    if on_gpu and problem.fast.kernels and problem.fast.kernels_ahead:
-        with suppress(RuntimeError):  # for want of memory, say: nothing depends on it
-            _compile_kernels(problem, stack_step, arguments, first, rows)
     before = torch.cuda.memory_allocated(problem.device) if on_gpu else 0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(problem.device)
@@ -123,12 +116,10 @@ def made_up_users(problem: Problem) -> Iterator[None]:
         raise CannotStack(f"the model or its loss cannot run for many users at once ({reason})") from error
 
 
-def made_up_step(
-    problem: Problem, stack_step: StackStep, batch: Batch, params: Tensor
-) -> tuple[Arguments, Mapping[str, Tensor], Mapping[str, TouchedRows]]:
+def made_up_step(problem: Problem, stack_step: StackStep, batch: Batch, params: Tensor) -> Arguments:
     """The arguments of a step of made-up users with this batch (users, width, ...): all of it counts, at rates of 1.
 
-    With their first parameters and the rows that they touch. `params` are the parameters of all, (1, dim), or of each.
+    `params` are the parameters of all, (1, dim), or of each.
     """
     model, (users, width) = problem.model, next(iter(batch.values())).shape[:2]
     batch, rows = dict(batch), dict[str, TouchedRows]()
@@ -142,41 +133,7 @@ def made_up_step(
     generator = torch.Generator().manual_seed(2021)
     keys = torch.randint(2**31 - 1, (users, len(model.random_layers), 2), generator=generator, dtype=torch.int32)
     kept = torch.ones(users, width, dtype=torch.bool, device=problem.device)
-    return (stack, keys.to(problem.device), batch, kept, model.initial.new_ones(users)), first, rows
-
-
-def _compile_kernels(
-    problem: Problem,
-    stack_step: StackStep,
-    arguments: Arguments,
-    first: Mapping[str, Tensor],
-    rows: Mapping[str, TouchedRows],
-) -> None:
-    """Compile the kernels of a step, of the sums of its updates and of the noise in threads; change nothing."""
-    stack, shapes = arguments[0], problem.model.named_shapes
-
-    def step() -> None:
-        if not any(isinstance(part, nn.Conv2d | PatchConv2d | nn.GroupNorm) for part in problem.model.module.modules()):
-            return  # the others have few kernels
-        with preserve_generators(), problem.arithmetic():
-            problem.isolation.seed(0)
-            try:
-                stack_step(*tree_map_only(Tensor, Tensor.clone, arguments))
-            finally:
-                problem.isolation.after_failure()
-
-    copies = [piece.clone() for piece in stack[: len(shapes)]]
-    starts = [
-        partial(broadcast, before, torch.empty_like(piece))
-        for before, piece in zip(first.values(), copies, strict=False)
-    ]
-    updates = build_updates(copies, first, shapes, rows)
-    totals = torch.zeros(1, problem.model.dim, dtype=torch.float64, device=problem.device)
-    sums = partial(updates.add_to, totals, torch.ones(len(updates), dtype=torch.float64, device=problem.device))
-    noise = kernel_calls(problem.device, problem.model.dim + 1) if problem.fast.device_noise else []
-    layouts = [(name, field.shape, field.dtype) for name, field in [*first.items(), *arguments[2].items()]]
-    kind = str(problem.model.module), problem.device, problem.precision, *layouts
-    compile_ahead(problem.device, step, *starts, updates.norms, sums, *noise, kind=kind)
+    return stack, keys.to(problem.device), batch, kept, model.initial.new_ones(users)
 
 
 def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[bool, bool]:
@@ -191,7 +148,7 @@ def _check_padding(problem: Problem, made_up: Callable[[int], Batch]) -> tuple[b
     batches = [{name: field[:half] for name, field in examples.items()}]
     padded = torch.arange(count, device=problem.device)
     padded[half:] = count - 1  # with an example of another batch, as the user's first may be
-    batches.append({name: problem.examples.select_rows(field, padded) for name, field in examples.items()})
+    batches.append({name: select_rows(field, padded) for name, field in examples.items()})
     problem.model.module.train()
     # A frozen base in bfloat16 rounds otherwise for another number of rows: by up to 2^-8 a product.
     narrow = any(p.is_floating_point() and p.element_size() < 4 for p in problem.model.module.parameters())
@@ -261,7 +218,7 @@ def check_agreement(problem: Problem, made_up: Callable[[int], Batch], stack_ste
     counts = [width] * (users - 1) + [(width + 1) // 2 if padded else width]
     device = problem.device
     batch = {name: field.reshape(users, width, *field.shape[1:]) for name, field in made_up(users * width).items()}
-    (stack, random_keys, batch, _, _), _, _ = made_up_step(problem, stack_step, batch, torch.stack(params))
+    stack, random_keys, batch, _, _ = made_up_step(problem, stack_step, batch, torch.stack(params))
 
     plain = plain_gradients(problem, params, stack, random_keys, batch, counts)
     # With steps as long as the parameters, their difference keeps the digits of the gradient.

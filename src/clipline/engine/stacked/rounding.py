@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ...errors import CliplineError
 from ...federated.local_sgd import Batch
+from ..core.batches import select_rows
 from ..core.problem import Problem
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import users_own
@@ -77,8 +78,7 @@ sigmoid_backward silu silu_backward smooth_l1_loss smooth_l1_loss_backward softp
 var_mean
 """
 _OWN = {f"clipline.{name}" for name in (
-    "stacked_product", "stacked_product_weight", "stacked_gru", "stacked_gru_backward", "stacked_lstm",
-    "stacked_lstm_backward",
+    "stacked_product", "stacked_product_weight", "stacked_lstm", "stacked_lstm_backward",
 )}  # fmt: skip
 _OWN_IN_WHOLE_REGISTERS = {"clipline.token_losses", "clipline.token_losses_grad"}
 IN_FEW = frozenset(f"aten.{name}" for name in _IN_FEW.split()) | _OWN
@@ -98,7 +98,6 @@ class OperationsSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.grain, self.full = _FEW, _FEW  # and where whole registers are needed after all
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """`func`, noted."""
         result = func(*args, **(kwargs or {}))
         numbers = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
         if func.is_view or not any(one.is_floating_point() or one.is_complex() for one in numbers):
@@ -189,7 +188,7 @@ class _Trial:
             return True
         everybody = torch.arange(count)
         for who in (everybody, everybody.roll(grain // 2 + 1), everybody[:grain], everybody[-2 * grain :].flip(0)):
-            found = self._moved(tree_map(partial(_chosen, who), users))
+            found = self._moved(tree_map(partial(select_rows, rows=who), users))
             if found is None or not all(map(torch.equal, found, (one[who] for one in whole))):
                 return False
         for factor in _FACTORS:
@@ -207,7 +206,7 @@ class _Trial:
         generator = torch.Generator().manual_seed(2021)
         noise = torch.randn(model.dim + count, generator=generator).to(model.initial).unfold(0, model.dim, 1)[:count]
         spread = torch.tensor([0.0, 0.02, 0.05]).to(model.initial)[torch.arange(count) % 3, None]
-        (*made, rates), _, _ = made_up_step(problem, self._step, batch, model.initial + spread * noise)
+        *made, rates = made_up_step(problem, self._step, batch, model.initial + spread * noise)
         return *made, rates * _RATE
 
     def _moved(self, users: tuple[Any, ...]) -> list[Tensor] | None:
@@ -226,10 +225,6 @@ class _Trial:
             finally:
                 problem.isolation.after_stack()
         return [piece.nan_to_num(7.0) for piece in own[0]]
-
-
-def _chosen(who: Tensor, values: Tensor) -> Tensor:
-    return values.view(torch.int16)[who].view(torch.uint16) if values.dtype == torch.uint16 else values[who]
 
 
 def _others(factor: float, values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
@@ -40,6 +40,7 @@ from ...errors import ModuleError
 from ...federated.backend import CohortRequest
 from ...federated.local_sgd import Batch, LocalSGD, LocalTraining, Loss, per_example, takes_reference
 from ...federated.sampling import Cohort
+from ..core.batches import select_rows
 from ..core.one_by_one import OneByOne
 from ..core.problem import Problem
 from ..core.updates import Dense, FactoredUpdates, Piece, Rows, Updates
@@ -49,6 +50,7 @@ from ..core.working_model import LossOf, WorkingModel
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import users_own
 from ..isolation.made_up_data import parameters_to_try
+from ..isolation.state import bits
 from .probe import (
     NEIGHBOURS,
     CannotStack,
@@ -113,7 +115,6 @@ class SharedWeights(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """`func`, or a product that is noted."""
         noted = _NOTED.get(func)
         name = self._names.get(id(args[1])) if noted is not None and len(args) > 1 else None
         prepared = None if noted is None or name is None else noted(*args, **(kwargs or {}))
@@ -339,7 +340,7 @@ class SharedStep:
             found = torch.autograd.grad(losses, leaves, torch.full_like(losses, -lr), allow_unused=True)
         finally:
             self._notes.open = False
-        if not torch.equal(_bits(copied), _bits(params)):
+        if not torch.equal(bits(copied), bits(params)):
             raise ModuleError(
                 "the model writes into a parameter that all users share, or its loss does: compute from it without "
                 "writing, or use FastParts(single_step=False)"
@@ -396,11 +397,6 @@ class SharedStep:
         return Dense(start, outer_products(outputs, inputs))
 
 
-def _bits(values: Tensor) -> Tensor:
-    """The same memory as whole numbers, among which there is no NaN that differs from itself."""
-    return values.view(torch.int32 if values.dtype == torch.float32 else torch.int64)
-
-
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     """All positions of a weight's uses."""
     return torch.cat(list(parts), dim=1) if len(parts) > 1 else parts[0]
@@ -443,12 +439,7 @@ def takes_single_steps(local: LocalTraining, population: Population) -> bool:
     then change how others are rounded.
     """
     one_example = local.max_examples == 1 or population.example_level
-    plain = type(local) is LocalSGD and all(
-        getattr(local, field.name)
-        == (field.default_factory() if field.default_factory is not MISSING else field.default)
-        for field in fields(local)
-        if field.name not in _KNOWN
-    )
+    plain = type(local) is LocalSGD and local == LocalSGD(**{name: getattr(local, name) for name in _KNOWN})
     return plain and one_example and local.epochs == 1
 
 
@@ -646,7 +637,7 @@ class _Trial:
         """
         problem, keys = self._problem, self._keys(of)
         order = torch.arange(of, device=problem.device) if users is None else users
-        examples = {name: problem.examples.select_rows(field, order) for name, field in self._made_up(of).items()}
+        examples = {name: select_rows(field, order) for name, field in self._made_up(of).items()}
         examples = other_last_batch(examples, factor)
         problem.model.module.train()
         with (

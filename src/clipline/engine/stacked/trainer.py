@@ -19,16 +19,15 @@ from ...errors import CliplineError, ModuleError, first_line
 from ...federated.backend import CohortRequest
 from ...federated.local_sgd import Batch
 from ...random.streams import keys_of
-from ..core.batches import Steps, padded_width, plan_steps
+from ..core.batches import Steps, padded_width, plan_steps, select_rows
 from ..core.one_by_one import OneByOne
-from ..core.precision import kernels_switched
 from ..core.problem import Problem, SlowEngineWarning
 from ..core.row_fields import RowUsage, TouchedRows, build_updates, starting_params
 from ..core.updates import Updates
 from ..core.user_random import random_layer_keys
 from ..gpu.compile_gain import WORTH_S
 from ..gpu.programs.program_cache import ProgramCounts, Programs
-from ..gpu.stragglers import StragglerStreams
+from ..gpu.recorded_step import RecordedBlocks
 from ..gpu.streams import side_stream
 from ..isolation.generators import preserve_generators
 from ..isolation.guard import IsolationError, exhausted, users_own
@@ -70,7 +69,10 @@ class Block:
             self.owners[chosen],
             self.places[chosen],
             Steps(self.steps.rows[chosen, :longest], counts[:, :longest], self.steps.widths[chosen]),
-            {name: _picked(field, index)[:, :longest] for name, field in self.examples.items()},
+            {
+                name: (select_rows(one, index) if isinstance(index, Tensor) else one[index])[:, :longest]
+                for name, one in self.examples.items()
+            },
             {name: one.padded_to(rooms[name]) if rooms else one for name, one in rows.items()},
             self.random_keys[index, :longest],
             self.counts[index, :longest],
@@ -85,11 +87,11 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """Slices of a block's users with their parameters after training; `first` is what they started from: PRIVATE."""
+    """A block's users with their parameters after training; `first` is what they started from: PRIVATE."""
 
     block: Block
     first: dict[str, Tensor]
-    stacks: Sequence[tuple[slice, list[Tensor]]]
+    stack: list[Tensor]
 
 
 class Stacked:
@@ -144,14 +146,13 @@ class Stacked:
         if compiled and not pays:
             self.reason += f"; compiling would save about {saved:.1f} s of {problem.rounds:,} rounds"
         self.compiles = bool(compiled) and pays and found.work.operations <= _MOST_TRACED  # as it is made, on a GPU
-        self._stragglers: StragglerStreams | None = None
+        self._recorded: RecordedBlocks | None = None
         if compiled:
-            self._stragglers = StragglerStreams(
+            self._recorded = RecordedBlocks(
                 self._step,
                 users=self.block_size,
                 steps=longest,
                 width=width,
-                apart=problem.fast.straggler_streams,
                 programs=Programs(
                     kept=problem.fast.kept_programs, stored=problem.fast.stored_programs, notices=problem.notices
                 ),
@@ -161,7 +162,7 @@ class Stacked:
     @property
     def in_words(self) -> str:
         """What runs, for the caller to read."""
-        how = self._stragglers.in_words if self._stragglers is not None else "step by step"
+        how = self._recorded.in_words if self._recorded is not None else "step by step"
         on_gpu = self.problem.device.type == "cuda"
         frozen = on_gpu and any(not param.requires_grad for param in self.problem.model.module.parameters())
         parts = [f"stacked, up to {self.block_size} users at a time, {how}"]
@@ -172,7 +173,7 @@ class Stacked:
     @property
     def programs(self) -> ProgramCounts:
         """What has been compiled and recorded so far."""
-        return ProgramCounts() if self._stragglers is None else self._stragglers.programs.counts
+        return ProgramCounts() if self._recorded is None else self._recorded.programs.counts
 
     def _most_programs(self) -> int:
         """How many programs the steps may need: one for each padded number of rows, see `_parted_by_rows`."""
@@ -203,37 +204,24 @@ class Stacked:
         """
         users, owners, places = self._sorted_by_work(requests)
         self.problem.isolation.before_block()  # of all blocks: none of the caller's code runs between them
-        with kernels_switched(self.problem.fast.kernels):  # also while the caller measures and sums a block
-            end = 0
-            while end < len(users):
-                start, end = end, end + self._next_block(users[end:])
-                for trained in self._train_block(requests, users[start:end], owners[start:end], places[start:end]):
-                    yield from self._updates_of(requests, trained)
+        end = 0
+        while end < len(users):
+            start, end = end, end + self._next_block(users[end:])
+            for trained in self._train_block(requests, users[start:end], owners[start:end], places[start:end]):
+                yield self._updates_of(requests, trained), trained.block.owners
 
-    def _updates_of(
-        self, requests: Sequence[CohortRequest], trained: Trained
-    ) -> Iterator[tuple[Updates, NDArray[np.int64]]]:
-        """The updates of a block, group by group, with the index of every user's request."""
-        for part, stack in trained.stacks:
-            own = {name: piece if len(piece) == 1 else piece[part] for name, piece in trained.first.items()}
-            touched = {name: one.of_users(part) for name, one in trained.block.rows.items()}
-            updates = build_updates(stack[: len(self._shapes)], own, self._shapes, touched)
-            self._write_personal(requests, trained.block, part, stack[len(self._shapes) :], updates)
-            yield updates, trained.block.owners[part]
-
-    def _write_personal(
-        self, requests: Sequence[CohortRequest], block: Block, part: slice, pieces: Sequence[Tensor], updates: Updates
-    ) -> None:
-        """Hand back what became of personal parameters. Who failed keeps what was there."""
-        if not pieces:
-            return
-        rows = torch.cat([piece.reshape(len(piece), -1) for piece in pieces], dim=1)
-        rows = rows.where(updates.norms().isfinite().unsqueeze(1), math.nan)
-        owners, places = block.owners[part], block.places[part]
-        for number, request in enumerate(requests):
-            of_request = owners == number
-            if request.personal is not None and of_request.any():
-                request.personal.write(places[of_request], rows[torch.from_numpy(of_request).to(rows.device)])
+    def _updates_of(self, requests: Sequence[CohortRequest], trained: Trained) -> Updates:
+        """The updates of a block. Personal parameters are handed back; who failed keeps what was there."""
+        block, stack = trained.block, trained.stack
+        updates = build_updates(stack[: len(self._shapes)], trained.first, self._shapes, block.rows)
+        if pieces := stack[len(self._shapes) :]:
+            rows = torch.cat([piece.reshape(len(piece), -1) for piece in pieces], dim=1)
+            rows = rows.where(updates.norms().isfinite().unsqueeze(1), math.nan)
+            for number, request in enumerate(requests):
+                of_request = block.owners == number
+                if request.personal is not None and of_request.any():
+                    request.personal.write(block.places[of_request], rows[torch.from_numpy(of_request).to(rows.device)])
+        return updates
 
     def _next_block(self, users: NDArray[np.int64]) -> int:
         """How many of these users, sorted by work, make the next block.
@@ -332,7 +320,7 @@ class Stacked:
                 parts.append(self._train_stack(requests, block))
             except Exception as error:
                 fatal = isinstance(error, IsolationError) or not users_own(error)
-                if fatal or self.problem.on_error == "raise" or self._stragglers is not None:
+                if fatal or self.problem.on_error == "raise" or self._recorded is not None:
                     raise  # a graphed step cannot fail because of a user's examples
                 # Made anew: a model may have written into its batches, or its random keys, before it failed.
                 for one in (slice(i, i + 1) for i in range(len(block.users))):
@@ -350,7 +338,7 @@ class Stacked:
             if isinstance(error, IsolationError) or not users_own(error):
                 raise
         first = self._starting_params(requests, block)
-        return Trained(block, first, [(slice(0, 1), [torch.full_like(piece, math.nan) for piece in first.values()])])
+        return Trained(block, first, [torch.full_like(piece, math.nan) for piece in first.values()])
 
     def _starting_params(self, requests: Sequence[CohortRequest], block: Block) -> dict[str, Tensor]:
         if len(requests) == 1:
@@ -374,18 +362,17 @@ class Stacked:
         self.problem.model.module.train()
         with preserve_generators(), torch.enable_grad(), problem.arithmetic(), one_thread(problem.device):
             try:
-                if self._stragglers is None or not recorded:
+                if self._recorded is None or not recorded:
                     whole = self._step.complete(first).values()
                     stack = [piece.expand(len(block.users), *piece.shape[1:]).clone() for piece in whole]
                     self._train_eagerly(requests[0], block.steps, stack, *arguments)
-                    stacks = [(slice(0, len(block.users)), stack)]
                 else:
-                    stacks = self._stragglers.train(block.steps, self._step.complete(first), *arguments)
+                    stack = self._recorded.train(block.steps, self._step.complete(first), *arguments)
             except BaseException:
                 problem.isolation.after_failure()
                 raise
             problem.isolation.after_stack()
-        return Trained(block, first, [(part, stack[: len(first)]) for part, stack in stacks])
+        return Trained(block, first, stack[: len(first)])
 
     def _train_eagerly(
         self,
@@ -435,17 +422,10 @@ class Stacked:
         problem = self.problem
         if problem.device.type != "cuda":
             return _CPU_BLOCK
-        # Parameters, their change, a bfloat16 copy; what else is in the stack (an optimiser's state) at 4 bytes.
+        # Parameters, their change, a cast to bfloat16; what else is in the stack (an optimiser's state) at 4 bytes.
         nothing = {name: problem.model.vector.new_zeros(1, 0) for name in self._step.names}
         beside = len(self._step.complete(nothing)) // len(nothing) - 1
         bytes_a_user += (10 + 4 * beside) * (0 if problem.row_fields else self.problem.model.dim)
         fitting = int(_FREE_SHARE * torch.cuda.mem_get_info(problem.device)[0] / bytes_a_user)
         expected = cohort_size + (math.ceil(4 * math.sqrt(cohort_size)) if varying else 0)
         return max(1, min(fitting, expected, _MAX_BLOCK))
-
-
-def _picked(field: Tensor, index: Tensor | slice) -> Tensor:
-    """field[index], also for uint16, which torch cannot index."""
-    if field.dtype == torch.uint16 and isinstance(index, Tensor):
-        return field.view(torch.int16)[index].view(torch.uint16)
-    return field[index]

@@ -32,9 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..core.user_random import UserRandom
 from ..core.vmap_axis import in_vmap, is_batched, product
 from ..gpu.kernels import convolution
-from ..gpu.kernels import gru as gru_ops
 from ..gpu.kernels import lstm as lstm_ops
-from ..gpu.kernels.group_norm import normalised
 
 _PREFIX = "clipline_"  # of these forms of attention in transformers' registry
 _FORMS = ("sdpa", "eager")
@@ -148,7 +146,6 @@ class _DropoutFrom(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """`func`, or its version with this source."""
         if func is F.scaled_dot_product_attention:
             with self:  # a mode is off while it handles a call
                 return explicit_attention(*args, **(kwargs or {}))
@@ -205,10 +202,7 @@ class _Recurrent:
     def _layer(
         self, values: Tensor, weight_ih: Tensor, weight_hh: Tensor, biases: Sequence[Tensor], start: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One layer, (time, batch, inputs) -> (time, batch, hidden), and the last states (batch, hidden).
-
-        From zeros as one operation, from a given `start` step by step.
-        """
+        """One layer, (time, batch, inputs) -> (time, batch, hidden), and the last states (batch, hidden)."""
         raise NotImplementedError
 
     def _check_stackable(self, inputs: Any) -> None:
@@ -231,15 +225,6 @@ def _products(values: Tensor, weight: Tensor, *biases: Tensor) -> Tensor:
     return out
 
 
-def _for_users(stacked: Callable[..., Any], one_user: Callable[..., Any], *arguments: Tensor) -> Tensor:
-    """The recurrence of a stack under vmap, or of one user on the same code."""
-    if is_batched(*arguments[:2]):
-        outputs: Tensor = stacked(*arguments)
-        return outputs
-    outputs = one_user(*(tensor.unsqueeze(0) for tensor in arguments))[0]
-    return outputs.squeeze(0)
-
-
 class LSTM(_Recurrent, nn.LSTM):
     """`nn.LSTM`; in a stack, one operation for all users a layer, which does not give out the last cell.
 
@@ -259,7 +244,7 @@ class LSTM(_Recurrent, nn.LSTM):
         gate_inputs = _products(values, weight_ih, *biases)
         if not start:
             active = torch.ones_like(gate_inputs[..., 0], dtype=torch.bool)
-            out = _for_users(lstm_ops.lstm, lstm_ops.stacked_lstm, gate_inputs, weight_hh, active)
+            out = lstm_ops.recurrence(gate_inputs, weight_hh, active)
             return out, (out[-1],)
         (state, cell), outputs = start, []
         for inputs in gate_inputs.unbind(0):
@@ -271,7 +256,7 @@ class LSTM(_Recurrent, nn.LSTM):
 
 
 class GRU(_Recurrent, nn.GRU):
-    """`nn.GRU`; in a stack, one operation for all users a layer, or step by step from a state that is given."""
+    """`nn.GRU`; in a stack, step by step."""
 
     def forward(self, inputs: Any, hx: Any = None) -> Any:
         """As `nn.GRU`; in a stack for one direction."""
@@ -284,11 +269,7 @@ class GRU(_Recurrent, nn.GRU):
         self, values: Tensor, weight_ih: Tensor, weight_hh: Tensor, biases: Sequence[Tensor], start: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         gate_inputs = _products(values, weight_ih, *biases[:1])
-        if not start:
-            bias = biases[1] if biases else torch.zeros_like(weight_hh[:, 0])
-            out = _for_users(gru_ops.gru, gru_ops.stacked_gru, gate_inputs, weight_hh, bias)
-            return out, (out[-1],)
-        (state,), outputs = start, []
+        (state,), outputs = start or (torch.zeros_like(gate_inputs[0, :, : weight_hh.shape[1]]),), []
         for inputs in gate_inputs.unbind(0):
             of_inputs, of_state = inputs.chunk(3, dim=-1), _products(state, weight_hh, *biases[1:]).chunk(3, dim=-1)
             reset, update = ((a + b).sigmoid() for a, b in zip(of_inputs[:2], of_state[:2], strict=True))
@@ -413,7 +394,6 @@ class StackSafe(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """`func`, or its replacement."""
         if func not in _CHECKED and func not in _SAFE:
             return func(*args, **(kwargs or {}))
         before, StackSafe.replacing = StackSafe.replacing, True
@@ -542,7 +522,6 @@ class Bypass(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """`func`."""
         if func.overloadpacket in _UNSAFE_OPS and not StackSafe.replacing:
             raise NotImplementedError(
                 f"{func.overloadpacket} has no version for a stack in a scripted function, in an autograd.Function or "
@@ -569,13 +548,14 @@ class Linear(nn.Linear):
         apart = device_type == "cpu" and isinstance(self.weight, nn.Parameter) and is_batched(values)
         if not is_batched(self.weight) and not apart:  # frozen, or shared: one product over the rows of all users
             return F.linear(values, self.weight, self.bias)
-        dtype = _product_dtype(self.weight)
+        dtype = product_dtype(self.weight)
         out: Tensor = product(values.reshape(-1, self.in_features).to(dtype), self.weight.to(dtype))
         out = out if self.bias is None else out + self.bias.to(dtype)
         return out.reshape(*values.shape[:-1], self.out_features)
 
 
-def _product_dtype(weight: Tensor) -> torch.dtype:
+def product_dtype(weight: Tensor) -> torch.dtype:
+    """The type in which products with this weight are computed."""
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
@@ -601,7 +581,16 @@ class GroupNorm(nn.GroupNorm):
         """(batch, channels, ...) -> the same, each group of channels of each example with mean 0 and variance 1."""
         if not is_batched(values):
             return F.group_norm(values, self.num_groups, self.weight, self.bias, self.eps)
-        return normalised(values, self.num_groups, self.weight, self.bias, self.eps)
+        wide = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+        grouped = wide.reshape(len(values), self.num_groups, -1, *values.shape[2:])
+        axes = tuple(range(2, grouped.ndim))
+        centred = grouped - grouped.mean(dim=axes, keepdim=True)
+        normal = centred * (centred.square().mean(dim=axes, keepdim=True) + self.eps).rsqrt()
+        normal = normal.reshape(values.shape)
+        if not self.affine:
+            return normal
+        along = (-1, *[1] * (values.ndim - 2))
+        return normal * self.weight.view(along) + self.bias.view(along)
 
 
 _OURS: dict[type[nn.Module], type[nn.Module]] = {

@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-from ...errors import WorkerError, check_whole, refuse
+from ...errors import GO_ON, WorkerError, check_whole, refuse
 from ...federated.backend import CohortRequest, LocalTrainer
 from ...federated.clipping import ClippedSum
 from ...privacy.events import Sampling
@@ -214,7 +214,7 @@ class ForkedBackend:
             if code not in (None, _LOST_EXIT_CODE):
                 hint = "perhaps memory ran out: lower workers and" if code == -signal.SIGKILL else "find the cause and"
                 return WorkerError(
-                    f"worker {rank} of {self.size} {_exit_text(child)} but must live as long as the run: {hint} resume"
+                    f"worker {rank} of {self.size} {_exit_text(child)} but must live as long as the run: {hint} {GO_ON}"
                 )
         return error
 

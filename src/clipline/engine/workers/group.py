@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...errors import RunError, WorkerError, first_line
+from ...errors import GO_ON, RunError, WorkerError, first_line
 from ...federated.backend import CohortRequest, LocalTrainer, PersonalRows
 from ...federated.clipping import ClippedSum, PartialSums
 from ...federated.sampling import Cohort
@@ -192,7 +192,7 @@ def connected(round_index: int | None = None) -> Iterator[None]:
     except LOST as error:
         when = "" if round_index is None else f" in round {round_index}"
         raise LostConnectionError(
-            f"connection to another worker was lost{when} but all must stay: see what ended it, then resume the run "
+            f"connection to another worker was lost{when} but all must stay: see what ended it, then {GO_ON} "
             f"({first_line(error)[:200]})"
         ) from None
 

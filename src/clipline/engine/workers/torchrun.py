@@ -118,6 +118,7 @@ class TorchrunBackend:
         self.size = self.rank.size
         population, (run,) = problem.population, problem.runs
         self._fingerprint = partial(population.fingerprint, times=False)
+        self._key = run.streams.key
         self._facts = {
             "clipline": __version__,
             "numpy": np.__version__,
@@ -167,6 +168,7 @@ class TorchrunBackend:
     def _agree(self) -> None:
         """Compare the facts, and the data by checksums that mean nothing without this call's salt."""
         salt = from_rank_0(secrets.token_hex(16))
+        self._key.restore(from_rank_0(self._key.unprivate_bytes))  # of a run that rank 0 begins or resumes
         agree({**self._facts, "values of the data (salted checksum)": _digest((salt, self._fingerprint()))})
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import WorkerError
+from ...errors import GO_ON, WorkerError
 from ...federated.clipping import PartialSums
 
 SILENCE = 60.0  # seconds
@@ -40,69 +40,41 @@ class SilentError(LostConnectionError):
     def __init__(self, rank: int, size: int, seconds: float) -> None:
         super().__init__(
             f"worker {rank} of {size} was silent for {seconds:.0f} s, the limit ({SILENCE:.0f} s, or 20 rounds if they "
-            "take longer): see whether it is stopped or its machine is out of reach, then resume the run"
+            f"take longer): see whether it is stopped or its machine is out of reach, then {GO_ON}"
         )
 
 
-class Transport(Protocol):
-    """The collective operations of a round; every rank calls the same in the same order. It owns the sums."""
-
-    def share(self, values: Tensor) -> None:
-        """Write rank 0's values, on the CPU, into those of the other ranks."""
-        ...
-
-    def share_params(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Rank 0's parameters, one vector a run, on every rank. Elsewhere the argument gives number, shape, type."""
-        ...
-
-    def partial_sums(self, rank: int, params: Sequence[Tensor]) -> PartialSums:
-        """The memory in which this rank adds up its users: one row for each run."""
-        ...
-
-    def any_failed(self, failed: bool, limit: float) -> bool:
-        """Whether any rank has failed. Waits for all: their partial sums are complete then.
-
-        Rank 0 waits at most `limit` seconds for each, and then raises a `SilentError`.
-        """
-        ...
-
-    def tracebacks(self, own: str) -> Sequence[str]:
-        """On rank 0: those of all ranks."""
-        ...
-
-    def reduce(self, rank: int) -> None:
-        """Add the partial sums of all ranks into those of rank 0."""
-        ...
-
-    def add_to_first(self, values: Tensor) -> None:
-        """Add all ranks' values, on the CPU, into those of rank 0."""
-        ...
-
-
 class DistributedTransport:
-    """Over torch.distributed's default group: between machines, and between GPUs."""
+    """Over torch.distributed's default group: between machines, and between GPUs.
+
+    Every rank calls the same operations of a round in the same order.
+    """
 
     def __init__(self) -> None:
         self._memory = torch.empty(0)
 
     def share(self, values: Tensor) -> None:
-        """One `dist.broadcast`."""
+        """Write rank 0's values, on the CPU, into those of the other ranks."""
         dist.broadcast(values, src=0)
 
     def share_params(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Rank 0's parameters, written into the other ranks' tensors."""
+        """Rank 0's parameters, one vector a run, written into the other ranks' tensors."""
         for own in params:
             dist.broadcast(own, src=0)
         return params
 
     def partial_sums(self, rank: int, params: Sequence[Tensor]) -> PartialSums:
-        """Newly allocated."""
+        """New memory in which this rank adds up its users: one row for each run."""
         shape = len(params), len(params[0]) + 1
         self._memory = torch.empty(shape, dtype=torch.float64, device=params[0].device)
         return PartialSums(self._memory)
 
     def any_failed(self, failed: bool, limit: float) -> bool:
-        """An all-reduce over gloo, once rank 0 has heard each: it notices a lost process, where NCCL would hang."""
+        """Whether any rank has failed. Waits for all: their partial sums are complete then.
+
+        Rank 0 waits at most `limit` seconds for each, and then raises a `SilentError`. The all-reduce is over gloo,
+        once rank 0 has heard each: it notices a lost process, where NCCL would hang.
+        """
         flag = torch.tensor([float(failed)])
         if dist.get_rank():
             dist.send(flag, dst=0)
@@ -121,17 +93,17 @@ class DistributedTransport:
         return bool(flag.item())
 
     def tracebacks(self, own: str) -> Sequence[str]:
-        """Gathered as objects."""
+        """On rank 0: those of all ranks."""
         texts = [""] * dist.get_world_size() if dist.get_rank() == 0 else None
         dist.gather_object(own, texts, dst=0)
         return texts or ()
 
     def reduce(self, rank: int) -> None:
-        """One `dist.reduce`."""
+        """Add the partial sums of all ranks into those of rank 0."""
         dist.reduce(self._memory, dst=0)
 
     def add_to_first(self, values: Tensor) -> None:
-        """One `dist.reduce`."""
+        """Add all ranks' values, on the CPU, into those of rank 0."""
         dist.reduce(values, dst=0)
 
 
@@ -147,7 +119,7 @@ class SharedMemory:
 
 
 class PipeTransport:
-    """Pipes between rank 0 and each other rank of one machine; parameters and sums stay in shared memory.
+    """The same by pipes between rank 0 and each other rank of one machine; parameters and sums stay in shared memory.
 
     The end of a pipe closes with its process, so that a process that dies is noticed at once, whatever it was doing.
     (gloo may miss it: it then waits for ever to send to a peer that has just died.) Every round reuses the memory of
@@ -241,6 +213,9 @@ class PipeTransport:
             return call()
         except BlockingIOError:  # the time that `_allow` gave is over
             raise SilentError(rank, len(self._memory.sums), self._limit) from None
+
+
+Transport = DistributedTransport | PipeTransport
 
 
 def _bytes(values: Tensor) -> memoryview:

@@ -61,6 +61,7 @@ def basis(run: ReportedRun) -> list[tuple[str, str]]:
          resolved.get("count_stddev") is not None else None if adapts else "no count is released"),
         ("clip", run.clip),
         ("source of noise", _source(run)),
+        ("seal", run.seal),
     ]  # fmt: skip
     return [(name, str(value)) for name, value in rows if value is not None and value != ""]
 

@@ -16,7 +16,7 @@ from ...metric_direction import better_facts
 from ...privacy.feasibility import noise_norm
 from ...tasks import main_metric_of
 from ...training.diagnosis import BestAndLast, Known, best_and_last, diagnose
-from ...training.run_files import CHECKPOINT, MODEL, RunFiles, flat, is_run_directory
+from ...training.run_files import MODEL, RunFiles, can_go_on, flat, is_run_directory
 from ...trust.verify import Verified, verify
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class ReportedRun:
     promise: Promise | None = None
     planned: str | None = None  # the guarantee of all rounds asked for, in words
     noise_multiplier: float | None = None  # of a whole round
+    seal: str | None = None  # of a run directory whose run has ended
     problems: Sequence[str] = ()  # what could not be read
     findings: Sequence[str] = ()  # why the training failed, if it did
     best: BestAndLast | None = None  # of the main metric
@@ -220,6 +221,7 @@ def read_run_directory(path: Path) -> ReportedRun:
         promise=_promise(found),
         planned=str(notes["planned"]) if "planned" in notes else None,
         noise_multiplier=min(noises) if noises else finite(notes.get("noise_multiplier")),
+        seal=None if can_go_on(path) or not (path / MODEL).is_file() else found.seal,
         problems=[*files.problems, *(f"{words}: no guarantee is shown" for words in found.contradictions)],
     )
     known = _known(run, files.card.get("model_rounds"))
@@ -251,7 +253,7 @@ def _state(path: Path, done: int, files: RunFiles) -> str:
     planned = files.settings.get("rounds")
     if not (path / MODEL).exists():
         return "not ended"
-    if (path / CHECKPOINT).exists():
+    if can_go_on(path):
         return "interrupted"
     if files.card.get("stopped") == "early":
         return "early"

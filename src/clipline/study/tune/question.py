@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -185,6 +186,7 @@ def alternatives(target: Target, noise_multiplier: float, losses: Losses) -> lis
     return found
 
 
+@lru_cache(maxsize=256)  # a page asks for the same cohort in several places
 def least_cohort(target: Target, noise_multiplier: float) -> int | None:
     """The least cohort that meets the target when the noise grows with it; None if the users are too few.
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clipline.engine.gpu.dynamic_batch import copied, traced, traced_once
 from clipline.engine.gpu.kernels import convolution
+from clipline.engine.gpu.recorded_step import traced
 
 DOUBLE = torch.float64
 USERS = 3
@@ -120,12 +120,7 @@ def test_the_step_rounds_weights_once_and_gets_their_gradient_unrounded(monkeypa
 
     ours = [weight.permute(0, 1, 4, 2, 3).contiguous()]
     monkeypatch.setattr(convolution, "autocast_dtype", lambda tensor: torch.bfloat16)
-    once = traced_once(step, (ours, images, grad))
-    assert copied(once, 1) == {0: torch.bfloat16}
-    copies = {0: ours[0].bfloat16()}
-    program = traced(step, (ours, images, grad), copies, once)
-    program(ours, images, grad, list(copies.values()))
-    assert torch.equal(copies[0], ours[0].bfloat16())  # refreshed
+    traced(step, (ours, images, grad))(ours, images, grad)
     for user in range(USERS):
         inputs = (pixels[user].bfloat16().double(), weight[user].bfloat16().double(), None, grad[user].double())
         gradient = library(*inputs, 1, 1)[2] + 2 * weight[user].double()

@@ -7,7 +7,6 @@ import torch
 from torch.func import functional_call, stack_module_state, vmap
 from torch.library import opcheck
 
-from clipline.engine.core import vmap_axis
 from clipline.engine.gpu.kernels import convolution, lstm, lstm_cuda
 from clipline.engine.stacked.layers import MatrixLSTM
 
@@ -34,12 +33,8 @@ def relative(ours, expected):
     return float((ours.detach().double().cpu() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("mask", LSTM_MASKS.values(), ids=LSTM_MASKS)
-def test_a_stack_of_recurrences_equals_each_alone_written_out(monkeypatch, mask, padded):
-    if padded:  # as on a GPU; hidden size 5 becomes 8 in the product that makes the gradient of the weights
-        monkeypatch.setattr(vmap_axis, "PADDED_ON", ("cpu",))
-        monkeypatch.setattr(vmap_axis, "_WIDE", 5)
+def test_a_stack_of_recurrences_equals_each_alone_written_out(mask):
     layers, stack = stack_of(lambda: MatrixLSTM(5, 5).to(DOUBLE))
     inputs = torch.randn(USERS, 2, 7, 5, dtype=DOUBLE, requires_grad=True)
     outputs = vmap(lambda p, x: functional_call(layers[0], p, (x, mask)))(stack, inputs)
@@ -54,12 +49,8 @@ def test_a_stack_of_recurrences_equals_each_alone_written_out(monkeypatch, mask,
             torch.testing.assert_close(gradient[user], theirs)
 
 
-@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("weight_type", [torch.bfloat16, torch.float32])
-def test_the_backward_pass_is_laid_out_as_the_compiler_is_told(monkeypatch, padded, weight_type):
-    if padded:
-        monkeypatch.setattr(vmap_axis, "PADDED_ON", ("cpu",))
-        monkeypatch.setattr(vmap_axis, "_WIDE", 5)
+def test_the_backward_pass_is_laid_out_as_the_compiler_is_told(weight_type):
     outputs, gates = (torch.randn(USERS, 3, 2, width, dtype=torch.bfloat16) for width in (5, 20))
     cells, weight = torch.randn(USERS, 3, 2, 5), torch.randn(USERS, 20, 5, dtype=weight_type)
     active = torch.ones(USERS, 3, 2, dtype=torch.bool)

@@ -261,8 +261,10 @@ def test_draws_with_noise_of_the_device_are_those_of_plain_draws(kernels, kind):
 
 def test_noise_of_the_system_on_a_device_is_never_drawn_again(kernels):
     draws = Prefetch(PoissonSampler(1000, 50), Streams(4, "system"), 3000, "cpu", until=10, on_device=True)
-    first, again = (draws.take(0)[1].numbers() for _ in range(2))
-    assert not np.isin(first.numpy(), again.numpy()).any()
+    first, other = (draws.take(t)[1].numbers() for t in range(2))
+    assert not np.isin(first.numpy(), other.numpy()).any()
+    with pytest.raises(RunError, match="the noise of round 0 was drawn before"):
+        draws.take(0)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from clipline.engine.core import vmap_axis
-from clipline.engine.gpu.kernels import convolution, group_norm, gru, lstm
+from clipline.engine.gpu.kernels import convolution, lstm
 from clipline.engine.gpu.programs import inductor
 
 
@@ -19,15 +19,8 @@ _CALLS = {
     convolution.stacked_conv: (_IMAGES, _users(4, 3, 3, 16), _users(4, 144), _users(4), 1, 1),
     convolution.stacked_conv_pixels: (_MAPS, _users(4, 144), 8, 8, 3, 1, 1),
     convolution.stacked_conv_weight: (_MAPS, _IMAGES, 3, 1, 1, True),
-    group_norm.stacked_group_norm: (_IMAGES, _users(16), _users(16), 2, 1e-5, True, torch.float32),
-    group_norm.stacked_group_norm_backward: (
-        *(_IMAGES, _IMAGES, _users(16), _users(16)),
-        *(_users(3, 2), _users(3, 2), True),
-    ),
     lstm.stacked_lstm: (_GATES, _users(20, 5), _users(7)),
     lstm.stacked_lstm_backward: (_STATES, _STATES, _GATES, _STATES, _users(20, 5), _users(7)),
-    gru.stacked_gru: (_users(7, 3, 15), _users(15, 5), _users(15)),
-    gru.stacked_gru_backward: (_STATES, _STATES, _GATES, _users(15, 5)),
     vmap_axis.stacked_product: (_users(3, 5), _users(4, 5)),
     vmap_axis.stacked_product_weight: (_users(3, 4), _users(3, 5)),
 }
@@ -48,7 +41,7 @@ def test_an_operation_leaves_the_number_of_users_open(operation):
 
 def test_every_stacked_operation_is_among_them():
     named = {operation._name for operation in _CALLS}
-    assert named == {name for module in (convolution, group_norm, gru, lstm, vmap_axis) for name in _stacked(module)}
+    assert named == {name for module in (convolution, lstm, vmap_axis) for name in _stacked(module)}
 
 
 def _stacked(module):

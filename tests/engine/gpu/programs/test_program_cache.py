@@ -71,7 +71,7 @@ def weights_after(step, weight=0.0, users=2, width=2):
     keys = torch.zeros(users, 0, 2, dtype=torch.int32)
     batch = {"x": torch.ones(users, width)}
     arguments = stack, keys, batch, torch.ones(users, width, dtype=torch.bool), torch.ones(users)
-    step(arguments, {})
+    step(arguments)
     return stack[0].flatten().tolist()
 
 

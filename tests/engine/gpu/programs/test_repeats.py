@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from clipline.engine.gpu.dynamic_batch import traced
 from clipline.engine.gpu.programs import program_cache, repeats
 from clipline.engine.gpu.programs.repeats import parted, run_calls
+from clipline.engine.gpu.recorded_step import traced
 
 LAYERS, WIDTH, ROWS = 6, 4, 3
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own tracing

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from clipline.engine.gpu.dynamic_batch import traced
 from clipline.engine.gpu.programs import inductor, program_cache, repeats
 from clipline.engine.gpu.programs.program_cache import Programs
 from clipline.engine.gpu.programs.program_files import ProgramCacheWarning
+from clipline.engine.gpu.recorded_step import traced
 
 SCRIPT = """
 import json, sys
@@ -67,15 +67,15 @@ def step(scale, operation=move, width=4):
 def after(program, users, width=4):
     """Weights of so many users after a step."""
     weights = torch.arange(users * 1.0 * width).view(users, width)
-    program([weights], torch.linspace(0.0, 1.0, users), [])
+    program([weights], torch.linspace(0.0, 1.0, users))
     return weights.tolist()
 
 
 def prepared(moved, width=4):
     given = [torch.zeros(3, width)], torch.ones(3)
     programs = Programs(stored=True)
-    program = programs.program(traced(moved, given), (*given, []))
-    program.prepare(*given, [])
+    program = programs.program(traced(moved, given), given)
+    program.prepare(*given)
     return programs, program
 
 
@@ -86,7 +86,7 @@ def taken(scale):
 
 
 def written(moved, users, width=4):
-    return after(lambda stack, rates, copies: moved(stack, rates), users, width)
+    return after(moved, users, width)
 
 
 @pytest.fixture
@@ -156,32 +156,17 @@ def test_parts_that_repeat_are_compiled_once_and_stored_as_one_program(folder, m
     for compiled, loaded, scale in ((1, 0, 2.0), (0, 1, 3.0)):
         program_cache.forget_programs()
         moved, programs = layers(torch.full((4, 4), scale)), Programs(stored=True)
-        program = programs.program(traced(moved, given), (*given, []))
+        program = programs.program(traced(moved, given), given)
         for users in (3, 7):
             ours, expected = ([torch.linspace(-1, 1, users * 4).view(users, 4) for _ in range(10)] for _ in range(2))
             rates = torch.linspace(0, 1, users)
-            program(ours, rates, [])
+            program(ours, rates)
             moved(expected, rates)
             assert all(torch.equal(one, other) for one, other in zip(ours, expected, strict=True))
             assert not torch.equal(ours[9], torch.linspace(-1, 1, users * 4).view(users, 4))
         assert (programs.counts.compiled, programs.counts.loaded) == (compiled, loaded)
         assert len(list(folder.iterdir())) == 1
     assert 2 <= len(compilations) <= 4  # layers, steps, perhaps what lies between: not all twenty
-
-
-def test_where_the_compiler_cannot_be_called_directly_torch_compile_is_and_nothing_is_stored(folder, monkeypatch):
-    def fails(*given):
-        raise AttributeError("module 'torch._inductor' has no attribute 'standalone_compile'")
-
-    marked = []
-    monkeypatch.setattr(inductor, "_compiled", fails)
-    monkeypatch.setattr(torch, "compile", lambda graph, backend: graph)
-    monkeypatch.setattr(torch._dynamo, "maybe_mark_dynamic", lambda tensor, axis: marked.append(tuple(tensor.shape)))
-    programs, results = taken(2.0)
-    assert results == [written(step(2.0), users) for users in (3, 7)]
-    assert marked == [(3, 4), (3,), (7, 4), (7,)]  # the constant is none of them
-    assert programs.counts.compiled == 1
-    assert not folder.exists()
 
 
 def broken(condition, stored):
@@ -257,12 +242,12 @@ def test_a_new_program_that_fails_half_way_leaves_the_weights_as_they_were(folde
     _, program = prepared(step(1.0))
     weights = torch.ones(3, 4)
     with pytest.raises(RuntimeError, match="no such kernel"):
-        program([weights], torch.ones(3), [])
+        program([weights], torch.ones(3))
     assert torch.equal(weights, torch.ones(3, 4))
     monkeypatch.setattr(program_cache, "_MOST_COPIED", 8)
     _, program = prepared(step(1.0, width=5), 5)
     with pytest.raises(program_cache.UnfinishedStepError, match="start again, with FastParts"):  # not taken twice
-        program([torch.ones(3, 5)], torch.ones(3), [])
+        program([torch.ones(3, 5)], torch.ones(3))
 
 
 def test_graphs_that_differ_in_a_branch_alone_are_two_programs():

@@ -6,7 +6,7 @@ convolution kernel never writes its patches to memory.
 Plain twin: `patches` times a matrix (the body of `conv`, and `convolved` off the GPU), and `F.max_pool2d` for pooling.
 Switch: `FastParts.kernels`.
 Held equal by: tests/engine/gpu/kernels/test_convolution.py (needs a GPU).
-Buys: pooling as one operation, emnist_cr on an H200: 30 ms a round before, 22 after (docs/results/performance.md).
+Buys: pooling as one operation, emnist_cr on an H200: 30 ms a round before, 22 after (benchmarks/results/README.md).
 Both together: 35.0 ms without, 17.1 with, on the code of today.
 """
 
@@ -74,7 +74,7 @@ def convolved(
     images = images if in_kernel or not any(zeros) else F.pad(images, zeros)
     # Laid out here and not in the operation: the compiler fuses this copy into the kernel that makes the pixels.
     pixels = images.permute(0, 2, 3, 1).to(dtype).contiguous()
-    # Rounded here and not in the operation: the step keeps the copy (`gpu/dynamic_batch.py`).
+    # Rounded here and not in the operation: once a step, for both passes.
     rounded = weight.detach().to(dtype).flatten(1)
     out: Tensor = conv(pixels, weight, rounded, bias, stride, zeros[0] if in_kernel else 0)
     return out.permute(0, 3, 1, 2)

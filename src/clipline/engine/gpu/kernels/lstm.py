@@ -10,7 +10,7 @@ Plain twin: the loop over time in `stacked_lstm` and `_lstm_loop_backward`.
 Switch: `FastParts.kernels`.
 Held equal by: tests/engine/gpu/kernels/test_lstm.py (against a textbook recurrence; the GPU part needs a GPU).
 Buys: shakespeare on an H200: 226 ms a round by the loop, 67 by Triton; so_nwp 162 by Triton, 117 with weights on chip
-(docs/results/performance.md).
+(benchmarks/results/README.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...core.precision import kernels_in_use
-from ...core.vmap_axis import product_of_rows, product_width, users_first
+from ...core.vmap_axis import is_batched, product_of_rows, users_first
 from . import lstm_cuda
 
 try:
@@ -65,8 +65,13 @@ def stacked_lstm(gate_inputs: Tensor, weight: Tensor, active: Tensor) -> tuple[T
     state = gate_inputs.new_zeros(users, batch, hidden)
     cell = torch.zeros_like(state, dtype=cells.dtype)
     for t in range(time):
-        sums = torch.baddbmm(gate_inputs[:, t], state, weight_t)
-        lstm_step(sums, cell, state, active[:, t], gates[:, t], cells[:, t], outputs[:, t])
+        sums, is_active = torch.baddbmm(gate_inputs[:, t], state, weight_t), active[:, t].unsqueeze(2)
+        *of_sigmoid, candidate = (sums[..., part * hidden : (part + 1) * hidden] for part in (0, 1, 3, 2))
+        (gate_in, forget, gate_out), candidate = (one.sigmoid() for one in of_sigmoid), candidate.tanh()
+        torch.cat([gate_in, forget, candidate, gate_out], dim=2, out=gates[:, t])
+        new_cell = forget * cell + gate_in * candidate
+        outputs[:, t] = torch.where(is_active, gate_out * new_cell.tanh(), state)
+        cells[:, t] = torch.where(is_active, new_cell, cell)
         cell, state = cells[:, t], outputs[:, t]
     return outputs, gates, cells
 
@@ -92,10 +97,9 @@ def stacked_lstm_backward(
             )
     else:
         grad_gate_inputs = _lstm_loop_backward(grad, outputs, gates, cells, weight, active)
-    hidden = outputs.shape[3]
-    previous = outputs.new_zeros(*outputs.shape[:3], product_width(hidden, outputs))
-    previous[:, 1:, :, :hidden] = outputs[:, :-1]
-    grad_weight = product_of_rows(grad_gate_inputs.flatten(1, 2), previous.flatten(1, 2))[..., :hidden]
+    previous = torch.zeros_like(outputs)
+    previous[:, 1:] = outputs[:, :-1]
+    grad_weight = product_of_rows(grad_gate_inputs.flatten(1, 2), previous.flatten(1, 2))
     return grad_gate_inputs, grad_weight.to(weight.dtype)
 
 
@@ -103,35 +107,31 @@ def stacked_lstm_backward(
 def _(
     grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor]:
-    _, height, hidden = weight.shape
-    wide = product_width(hidden, outputs)
-    if wide == hidden or weight.dtype != gates.dtype:
-        return gates.new_empty(gates.shape), weight.new_empty(weight.shape)
-    return gates.new_empty(gates.shape), weight.new_empty_strided(weight.shape, (height * wide, wide, 1))
+    return gates.new_empty(gates.shape), weight.new_empty(weight.shape)
 
 
 def _lstm_loop_backward(
     grad: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, weight: Tensor, active: Tensor
 ) -> Tensor:
     grad_gate_inputs, weight = torch.empty_like(gates), weight.to(gates.dtype)
-    zeros = torch.zeros_like(outputs[:, 0])
-    no_cell = torch.zeros_like(cells[:, 0])
-    grad_state, grad_cell = zeros, no_cell.clone()
+    grad_state, grad_cell = torch.zeros_like(outputs[:, 0]), torch.zeros_like(cells[:, 0])
     for t in reversed(range(outputs.shape[1])):
-        before = cells[:, t - 1] if t > 0 else no_cell
-        grad_held = torch.empty_like(zeros)
-        lstm_step_backward(
-            grad[:, t],
-            grad_state,
-            grad_cell,
-            gates[:, t],
-            cells[:, t],
-            before,
-            active[:, t],
-            grad_gate_inputs[:, t],
-            grad_held,
+        before = cells[:, t - 1] if t > 0 else torch.zeros_like(cells[:, 0])
+        gate_in, forget, candidate, gate_out = gates[:, t].chunk(4, dim=2)
+        is_active, tanh_cell = active[:, t].unsqueeze(2), cells[:, t].tanh()
+        grad_out = grad[:, t] + grad_state
+        total = grad_cell + grad_out * gate_out * (1 - tanh_cell.square())
+        parts = (
+            total * candidate * gate_in * (1 - gate_in),
+            total * before * forget * (1 - forget),
+            total * gate_in * (1 - candidate.square()),
+            grad_out * tanh_cell * gate_out * (1 - gate_out),
         )
-        grad_state = torch.baddbmm(grad_held, grad_gate_inputs[:, t], weight)
+        grad_gate_inputs[:, t] = torch.cat(parts, dim=2) * is_active
+        grad_cell = torch.where(is_active, total * forget, grad_cell)
+        # A held state passes its gradient straight to the state before, not through the weights.
+        held = (grad_out * ~is_active).to(outputs.dtype)
+        grad_state = torch.baddbmm(held, grad_gate_inputs[:, t], weight)
     return grad_gate_inputs
 
 
@@ -157,6 +157,13 @@ def lstm(gate_inputs: Tensor, weight: Tensor, active: Tensor) -> Tensor:
     return outputs.squeeze(0)
 
 
+def recurrence(gate_inputs: Tensor, weight: Tensor, active: Tensor) -> Tensor:
+    """(time, batch, 4 hidden) -> (time, batch, hidden), of users under vmap, or of one by the code of a stack."""
+    given, batched = (gate_inputs, weight, active), is_batched(gate_inputs, weight)
+    outputs: Tensor = lstm(*given) if batched else stacked_lstm(*(one.unsqueeze(0) for one in given))[0].squeeze(0)
+    return outputs
+
+
 @lstm.register_fake
 def _(gate_inputs: Tensor, weight: Tensor, active: Tensor) -> Tensor:
     return gate_inputs.new_empty(*gate_inputs.shape[:2], gate_inputs.shape[2] // 4)
@@ -169,54 +176,6 @@ def _(info, in_dims, gate_inputs, weight, active):  # type: ignore[no-untyped-de
     )
     gate_inputs, weight, active = (tensor.contiguous() for tensor in arguments)
     return stacked_lstm(gate_inputs, weight, active)[0], 0
-
-
-def lstm_step(
-    sums: Tensor, cell: Tensor, state: Tensor, active: Tensor, gates: Tensor, next_cell: Tensor, next_state: Tensor
-) -> None:
-    """One time step: from `sums` (users, batch, 4 hidden), write gates, next cell and next state in place."""
-    gate_in, gate_forget, candidate, gate_out = sums.chunk(4, dim=2)
-    gate_in, gate_forget, candidate, gate_out = (
-        gate_in.sigmoid(),
-        gate_forget.sigmoid(),
-        candidate.tanh(),
-        gate_out.sigmoid(),
-    )
-    torch.cat([gate_in, gate_forget, candidate, gate_out], dim=2, out=gates)
-    is_active = active.unsqueeze(2)
-    new_cell = gate_forget * cell + gate_in * candidate
-    next_state.copy_(torch.where(is_active, gate_out * new_cell.tanh(), state))
-    next_cell.copy_(torch.where(is_active, new_cell, cell))
-
-
-def lstm_step_backward(
-    grad: Tensor,
-    grad_state: Tensor,
-    grad_cell: Tensor,
-    gates: Tensor,
-    cell: Tensor,
-    before: Tensor,
-    active: Tensor,
-    grad_sums: Tensor,
-    grad_held: Tensor,
-) -> None:
-    """Backward pass of one time step: updates `grad_cell` in place, writes `grad_sums` and `grad_held`.
-
-    `grad_held` is the gradient that a held state passes straight to the state before, not through the weights.
-    """
-    gate_in, gate_forget, candidate, gate_out = gates.chunk(4, dim=2)
-    is_active = active.unsqueeze(2)
-    grad_out, tanh_cell = grad + grad_state, cell.tanh()
-    total = grad_cell + grad_out * gate_out * (1 - tanh_cell.square())
-    parts = (
-        total * candidate * gate_in * (1 - gate_in),
-        total * before * gate_forget * (1 - gate_forget),
-        total * gate_in * (1 - candidate.square()),
-        grad_out * tanh_cell * gate_out * (1 - gate_out),
-    )
-    grad_sums.copy_(torch.cat(parts, dim=2) * is_active)
-    grad_held.copy_(grad_out * ~is_active)
-    grad_cell.copy_(torch.where(is_active, total * gate_forget, grad_cell))
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

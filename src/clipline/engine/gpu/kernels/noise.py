@@ -3,24 +3,21 @@
 The numbers are defined by a key and a counter alone, whoever draws them. With noise from a seed they are NumPy's:
 Philox-4x64-10, jumped ahead for every part, and NumPy's ziggurat. All are equal to the last bit, but for those of the
 tail (one in 4,000), whose logarithm a GPU may round otherwise: by at most 2 units in the last place. Noise from the
-system comes from ChaCha20 (RFC 8439) with a key of 256 bits that the operating system draws for each round and that
-nothing stores.
+system comes from ChaCha20 (RFC 8439) with a key of 256 bits for each round, which follows from the run's own.
 
 Plain twin: `NoiseNow` of federated/draws.py for a seed, `plain_numbers` for any key.
 Switch: `FastParts.device_noise`.
 Held equal by: tests/engine/gpu/kernels/test_noise.py (the kernels need a GPU, or Triton's interpreter), and once in
 every process that uses a GPU, before the first round.
-Buys: so_lr on an H200: 13.0 ms a round without, 6.5 with; from the system 156 and 8.1 (docs/results/performance.md).
+Buys: so_lr on an H200: 13.0 ms a round without, 6.5 with; from the system 156 and 8.1 (benchmarks/results/README.md).
 """
 
 from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,7 +26,7 @@ from torch import Tensor
 
 from ....errors import RunError
 from ....federated.draws import PART
-from ....random.normal_numbers import SystemNormal, from_words, numpy_layers, words_for
+from ....random.normal_numbers import KeyedNormal, SystemNormal, from_words, numpy_layers, words_for
 from ....random.streams import NormalGenerator
 from ..streams import SideStreamTensor
 
@@ -41,18 +38,6 @@ except ImportError:  # Triton comes with torch for NVIDIA GPUs and is absent els
 FEW = 1 << 15  # fewer numbers are drawn sooner by one core than kernels are launched
 _PARTS_AT_ONCE = 64  # parts whose words are in memory together: 132 MiB
 _UNITS_OFF = 2  # how far numbers of the tail may differ, in units in the last place
-
-
-class WordGenerator(Protocol):
-    """A generator of 64-bit words, defined by its key: word i of part p is always the same."""
-
-    def words(self, part: int, count: int) -> NDArray[np.uint64]:
-        """The first words of a part, on a core."""
-        ...
-
-    def fill(self, words: Tensor, first_part: int) -> None:
-        """Fill words (parts, width) int64 on a GPU, beginning with this part; width is a multiple of 8."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -67,7 +52,7 @@ class Philox:
         return np.asarray(bits.random_raw(count), np.uint64)
 
     def fill(self, words: Tensor, first_part: int) -> None:
-        """The same on a GPU."""
+        """Fill words (parts, width) int64 on a GPU, beginning with this part; width is a multiple of 8."""
         noise_triton.philox_words(words, self.key, first_part)
 
 
@@ -85,6 +70,9 @@ class ChaCha20:
     def fill(self, words: Tensor, first_part: int) -> None:
         """The same on a GPU."""
         noise_triton.chacha20_words(words, tuple(np.frombuffer(self.key, "<u4").tolist()), first_part)
+
+
+WordGenerator = Philox | ChaCha20  # of 64-bit words, defined by its key: word i of part p is always the same
 
 
 def chacha20_blocks(key: bytes, counters: NDArray[np.uint32], nonce: tuple[int, int, int]) -> NDArray[np.uint32]:
@@ -120,7 +108,7 @@ def _rotated(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
 def word_generator(rng: NormalGenerator) -> WordGenerator | None:
     """What draws on a GPU in the place of `rng`, which is moved on and never draws the same; None if nothing does."""
     if isinstance(rng, SystemNormal):
-        return ChaCha20(secrets.token_bytes(32))
+        return ChaCha20(rng.key if isinstance(rng, KeyedNormal) else secrets.token_bytes(32))
     bits = rng.bit_generator
     if not isinstance(bits, np.random.Philox):
         return None
@@ -166,17 +154,6 @@ def _tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 def usable(device: torch.device, count: int) -> bool:
     """Whether a GPU draws so many numbers of noise itself: it has Triton, and draws right, and it gains time."""
     return device.type == "cuda" and noise_triton is not None and count >= FEW and _agrees(device)
-
-
-def kernel_calls(device: torch.device, count: int) -> list[Callable[[], None]]:
-    """Calls that between them launch every kernel of so much noise, so that these can be compiled beside each other."""
-    if noise_triton is None or count < FEW:
-        return []
-    words = torch.zeros(1, noise_triton.SEGMENT, dtype=torch.int64, device=device)
-    numbers = torch.zeros(1, dtype=torch.float64, device=device)
-    generators: list[WordGenerator] = [Philox((1, 2)), ChaCha20(bytes(range(32)))]
-    fills = [partial(generator.fill, torch.empty_like(words), 0) for generator in generators]
-    return [*fills, partial(noise_triton.numbers_from, words, *_tables(device), numbers, len(numbers))]
 
 
 class DeviceNoiseWarning(UserWarning):

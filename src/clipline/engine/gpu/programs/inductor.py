@@ -1,15 +1,15 @@
 """torch's compiler on a traced step: a flat graph becomes a program that any process of this machine can load.
 
-The step is a graph of plain operations already (`gpu/dynamic_batch.py`). It goes to AOTAutograd and Inductor
+The step is a graph of plain operations already (`gpu/recorded_step.py`). It goes to AOTAutograd and Inductor
 directly: Dynamo would trace it once more and check every input at every call. What Dynamo would guard is small and
-checked here: the number of users, by the condition that the compiler has found. All of torch's private names are in
-this file; where they fail, `through_dynamo` compiles in the usual way, and nothing can be stored.
+checked here: the number of users, by the condition that the compiler has found. All of the compiler's private names are
+in this file; where they fail, the step runs as it is written.
 
 Plain twin: the graph itself, run operation by operation.
 Switch: `FastParts.compiled_steps`.
 Held equal by: tests/engine/gpu/programs/test_stored_programs.py.
 Buys: 20 to 35 s to compile instead of 35 to 45 through Dynamo (emnist_cr's step on a core,
-docs/results/performance.md). What compiling itself buys is in `gpu/recorded_step.py`.
+benchmarks/results/README.md). What compiling itself buys is in `gpu/recorded_step.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,24 +36,6 @@ MOST_COMPILED = 5000
 _USERS = "L['t0']"  # how the compiler calls the number of users in a condition
 
 
-class Version(Protocol):
-    """One compilation of a graph."""
-
-    @property
-    def versions(self) -> int:
-        """How many compilations it stands for."""
-
-    @property
-    def one_number(self) -> bool:
-        """Whether it serves a single number of users."""
-
-    def serves(self, users: int) -> bool:
-        """Whether it may be run for so many users."""
-
-    def __call__(self, inputs: Sequence[Tensor]) -> None:
-        """Run it on the inputs of the graph."""
-
-
 @dataclass(frozen=True, eq=False)
 class Compiled:
     """Machine code of a graph for the numbers of users that fulfil `condition`; `stored` is the same as bytes."""
@@ -62,8 +44,6 @@ class Compiled:
     condition: str
     stored: bytes = field(repr=False)
     _known: dict[int, bool] = field(default_factory=dict, init=False, repr=False)
-
-    versions = 1
 
     @property
     def one_number(self) -> bool:
@@ -84,25 +64,18 @@ class Compiled:
             self.run(*inputs)
 
 
-class TooManyOperations(ValueError):
-    """Compiling the graph would take many minutes."""
-
-
-def compiled(graph: GraphModule, inputs: Sequence[Tensor], by_user: int) -> Version:
+def compiled(graph: GraphModule, inputs: Sequence[Tensor], by_user: int) -> Compiled:
     """The graph as machine code. The first axis of the first `by_user` inputs counts users, and may vary.
 
-    What repeats in a large graph is compiled once. If that fails the graph is compiled whole, or refused with
-    `TooManyOperations`.
+    What repeats in a large graph is compiled once. If that fails the graph is compiled whole, or refused if large.
     """
     parts = parts_of(graph, by_user)
     try:
         with _quietly():
             return _compiled(graph, inputs, by_user) if parts is None else _compiled_parts(parts, inputs, by_user)
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except Exception as error:  # another torch may have changed what it calls private
-        if parts is None:
-            return ThroughDynamo(graph, by_user)
+    except Exception as error:
+        if parts is None or isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
         reason = first_line(error)
         check_size(len(graph.graph.nodes), f", since its parts cannot be compiled ({reason})")
         graph.meta["parts"] = None
@@ -120,7 +93,7 @@ def parts_of(graph: GraphModule, by_user: int) -> Parts | None:
 def check_size(operations: int, why: str = "") -> None:
     """Refuse more operations than can be compiled in a few minutes."""
     if operations > MOST_COMPILED:
-        raise TooManyOperations(f"{operations:,} operations to compile{why}: more than {MOST_COMPILED:,}")
+        raise ValueError(f"{operations:,} operations to compile{why}: more than {MOST_COMPILED:,}")
 
 
 def _compiled(graph: GraphModule, inputs: Sequence[Tensor], by_user: int) -> Compiled:
@@ -234,30 +207,3 @@ def _quietly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-class ThroughDynamo:
-    """A graph that torch.compile compiles, for one number of users after the other where it has to."""
-
-    one_number = False
-
-    def __init__(self, graph: GraphModule, by_user: int) -> None:
-        self.versions = 0
-        self._by_user = by_user
-        self._run = torch.no_grad()(torch.compile(graph, backend=self._inductor))
-
-    def serves(self, users: int) -> bool:
-        """All: it compiles what it needs."""
-        return True
-
-    def __call__(self, inputs: Sequence[Tensor]) -> None:
-        """Run it; the first call compiles."""
-        for tensor in inputs[: self._by_user]:
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        self._run(*inputs)
-
-    def _inductor(self, graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        self.versions += 1
-        from torch._inductor.compile_fx import compile_fx  # takes a second to import
-
-        return cast("Callable[..., Any]", compile_fx(graph, inputs))

@@ -17,10 +17,14 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,8 +36,7 @@ from torch.utils._pytree import tree_leaves
 from ...core.notices import Notices
 from ...core.precision import kernels_in_use
 from . import inductor
-from .code_versions import code_versions
-from .inductor import Compiled, Version
+from .inductor import Compiled
 from .program_files import ProgramFiles, cache_folder
 
 _MOST = 32  # programs; the one that was not used for longest goes first
@@ -62,13 +65,8 @@ class Program:
 
     def __init__(self, graph: GraphModule, key: str, by_user: int) -> None:
         self.graph, self.key, self.by_user = graph, key, by_user
-        self.made: list[Version] = []
-        self.untried: dict[Version, str | None] = {}  # those that have not run yet, and the file it was loaded from
-
-    @property
-    def versions(self) -> int:
-        """Compilations: more are made where one does not serve all numbers of users."""
-        return sum(one.versions for one in self.made)
+        self.made: list[Compiled] = []  # more than one where the first does not serve all numbers of users
+        self.untried: dict[Compiled, str | None] = {}  # those that have not run yet, and the file it was loaded from
 
     @property
     def any_number(self) -> bool:
@@ -111,7 +109,7 @@ class Programs:
                 _kept.popitem(last=False)
         return BoundProgram(program, constants, self)
 
-    def version(self, program: Program, inputs: Sequence[Tensor]) -> Version:
+    def version(self, program: Program, inputs: Sequence[Tensor]) -> Compiled:
         """The compilation of the program that serves so many users, loaded or made now if there is none."""
         users = len(inputs[0])
         for one in program.made:
@@ -122,7 +120,7 @@ class Programs:
         program.untried[made] = file
         return made
 
-    def _load(self, program: Program, inputs: Sequence[Tensor], users: int) -> tuple[Version, str] | None:
+    def _load(self, program: Program, inputs: Sequence[Tensor], users: int) -> tuple[Compiled, str] | None:
         if self._files is None or not _storable(program.graph):
             return None
         every, single = _names(program, inputs, users)
@@ -142,7 +140,7 @@ class Programs:
             return made, name
         return None
 
-    def replace(self, program: Program, failed: Version, inputs: Sequence[Tensor], error: Exception) -> None:
+    def replace(self, program: Program, failed: Compiled, inputs: Sequence[Tensor], error: Exception) -> None:
         """Compile anew in place of a loaded one that has failed in its first run; others raise their error."""
         name = program.untried.pop(failed, None)
         if name is None or self._files is None or isinstance(error, torch.cuda.OutOfMemoryError):
@@ -152,14 +150,14 @@ class Programs:
         program.made.append(made := self._compile(program, inputs, len(inputs[0])))
         program.untried[made] = None
 
-    def _compile(self, program: Program, inputs: Sequence[Tensor], users: int) -> Version:
+    def _compile(self, program: Program, inputs: Sequence[Tensor], users: int) -> Compiled:
         parts = inductor.parts_of(program.graph, program.by_user)
         operations = len(program.graph.graph.nodes) if parts is None else parts.nodes
         inductor.check_size(operations)
         with self._notices.compiling(operations):
             made = inductor.compiled(program.graph, inputs, program.by_user)
         self.counts.compiled += 1
-        if self._files is not None and isinstance(made, Compiled) and _storable(program.graph):
+        if self._files is not None and _storable(program.graph):
             every, single = _names(program, inputs, users)
             name = single if made.one_number or program.made else every[0]
             self._files.write(name, json.dumps(made.condition).encode() + b"\n" + made.stored)
@@ -256,6 +254,22 @@ def _names(program: Program, inputs: Sequence[Tensor], users: int) -> tuple[list
     name = hashlib.sha256(repr(about).encode()).hexdigest()
     size = users.bit_length()
     return [f"{name}-{near}" for near in (size, size + 1, size - 1)], f"{name}-of-{users}"
+
+
+@cache
+def code_versions() -> list[str]:
+    """Of all that writes a program: torch, Triton, Python and the code of `gpu/`, but not the compiler's settings."""
+    from .... import __version__
+
+    try:
+        triton = metadata.version("triton")
+    except metadata.PackageNotFoundError:  # it is there on NVIDIA GPUs alone
+        triton = "none"
+    own = hashlib.sha256()
+    folder = Path(__file__).parents[1]
+    for path in sorted(folder.rglob("*.py")):
+        own.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    return [torch.__version__, str(torch.version.git_version), triton, sys.version, __version__, own.hexdigest()]
 
 
 def _machine(device: torch.device) -> list[str]:

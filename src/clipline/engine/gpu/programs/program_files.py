@@ -6,7 +6,7 @@ user owns it or may write to it. A file that was cut off or changed on the disk 
 Plain twin: to compile anew.
 Switch: `FastParts.stored_programs`.
 Held equal by: tests/engine/gpu/programs/test_program_files.py, test_stored_programs.py.
-Buys: 3.0 s to load a program that takes 20 to 35 to compile (emnist_cr's step on a core, docs/results/performance.md).
+Buys: 3.0 s to load a program that takes 20 to 35 to compile (emnist_cr's step on a core, benchmarks/results/README.md).
 """
 
 from __future__ import annotations

@@ -1,26 +1,22 @@
-"""What Triton needs before it launches kernels: launchers made one at a time, and its own checksum, taken beside.
+"""What Triton needs before it launches kernels in several threads: launchers made one at a time.
 
 A launcher is the small C module that hands a kernel its arguments; kernels of the same signature share one. Python
 loads a C module that it has loaded before into the module object under its name, and all launchers have one name,
 `__triton_launcher`. A thread that loads one between another thread's loading and reading replaces what that reads. Such
 a kernel fails ("function takes exactly 20 arguments (24 given)"), or, where both have as many arguments, it is handed
 arguments of other types, and nothing fails. So a lock lets one thread at a time make one.
-
-Before its first kernel Triton reads its own library for a checksum, half a second in which Python can do other work.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 try:
-    from triton.runtime import cache as triton_cache  # type: ignore[import-not-found]
-    from triton.runtime import driver as triton_driver
+    from triton.runtime import driver as triton_driver  # type: ignore[import-not-found]
 except ImportError:  # torch for cores comes without Triton
-    triton_cache = triton_driver = None
+    triton_driver = None
 
 
 class OneAtATime:
@@ -40,12 +36,5 @@ def prepare_triton() -> None:
     if triton_driver is None:
         return
     active = triton_driver.active
-    if isinstance(active.launcher_cls, OneAtATime):
-        return
-    active.launcher_cls = OneAtATime(active.launcher_cls)
-    threading.Thread(target=_take_checksum, name="clipline-checksum", daemon=True).start()
-
-
-def _take_checksum() -> None:
-    with suppress(Exception):  # of a version that does it elsewhere: then it does when it launches
-        triton_cache.triton_key()  # keeps what it found
+    if not isinstance(active.launcher_cls, OneAtATime):
+        active.launcher_cls = OneAtATime(active.launcher_cls)

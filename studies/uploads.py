@@ -1,0 +1,318 @@
+"""What do encoded uploads and secure sums cost in accuracy, noise and bytes? Each beside the plain upload, by seed.
+
+    python studies/uploads.py                      # the runs that are missing in studies/uploads/runs.jsonl: 50 minutes
+    python studies/uploads.py --task emnist_cr     # of another task
+    python studies/uploads.py --write              # docs/results/uploads.md and uploads.png, from the runs alone
+
+All runs of a task have the same privacy for outsiders. Runs of one seed have the same first model and the same cohorts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+import clipline as cl
+from clipline.federated.backend import Backend, CohortRequest
+from clipline.federated.clipping import ClippedSum
+from clipline.federated.discrete_mechanism import DiscreteMechanism
+from clipline.federated.mechanism import GaussianMechanism
+from clipline.federated.round import Algorithm
+from clipline.federation.encoders import KeptShare, RotatedLevels
+from clipline.federation.simulated import UploadBackend
+from clipline.plotting import PALETTE, new_figure, plain_log_labels, save_figure
+from clipline.tasks import LoadedTask, Task
+
+RUNS = Path(__file__).parent / "uploads" / "runs.jsonl"
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "uploads.md"
+PICTURE = PAGE.with_suffix(".png")
+DROPS = "plain, one in ten drops out"
+DROPPING = 0.1  # of the clients that were asked
+KEYS, BOX, SHARE = 64, 160, 66  # bytes of a client's messages in a secure sum, as in federation/flower_messages.py
+
+
+@dataclass(frozen=True)
+class Dropping:
+    """An upload that one client in ten does not send. Others fill up a small cohort with vectors of zero."""
+
+    upload: Any
+    share: float = DROPPING
+
+    def simulated(self, training: cl.Training) -> tuple[Algorithm, Backend]:
+        """Algorithm and backend of a training whose users upload in this way."""
+        algorithm, backend = self.upload.simulated(training)
+        assert isinstance(backend, UploadBackend)
+        inner, seed, least = backend.total, training.seed or 0, getattr(self.upload, "least_survivors", None) or 0
+
+        def total(request: CohortRequest, vectors: Iterator[Tensor]) -> ClippedSum:
+            asked = max(training.cohort_size, len(request.cohort.users))
+            stays = np.random.default_rng([seed, request.round_index]).random(asked) >= self.share
+            assert stays.sum() >= least, "a real server would abandon this round"
+            fill = repeat(torch.zeros(training.dim + 1, dtype=torch.float64), asked - len(request.cohort.users))
+            kept = (vector for vector, here in zip(chain(vectors, fill), stays, strict=True) if here)
+            return inner(request, kept)
+
+        return algorithm, replace(backend, total=total)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, and how often."""
+
+    settings: dict[str, Any]
+    seeds: int
+    least_survivors: int
+    bits: int = 16
+    note: str = ""
+
+    def uploads(self) -> dict[str, Any]:
+        """By name; the first is what others are compared with."""
+        return {
+            "plain": None,
+            "8 bits": cl.Quantised(8),
+            "4 bits": cl.Quantised(4),
+            f"secure sum, {self.bits} bits": cl.SecureSum(self.bits),
+            DROPS: Dropping(cl.RandomMask(1.0)),
+            f"secure sum, {self.bits} bits, noise by clients, one in ten drops out": Dropping(
+                cl.SecureSum(self.bits, least_survivors=self.least_survivors)
+            ),
+        }
+
+
+JOBS = {
+    # Of 300 that are asked 270 +- 5 stay.
+    "handwriting": Job({}, 12, 240),
+}
+
+
+def trained(task: Task, loaded: LoadedTask, upload: Any, seed: int) -> dict[str, Any]:
+    """One run: metric, every fifth clip, and what it costs."""
+    settings = task.settings.overridden({"seed": seed}, "this script")
+    made = cl.Training(
+        loaded.make(seed),
+        loaded.loss,
+        loaded.population,
+        rounds=settings.rounds,
+        cohort_size=settings.cohort_size,
+        local=settings.local(loaded.reduction),
+        clip=settings.controller(),
+        server=settings.server_optimiser(),
+        privacy=settings.privacy(),
+        compute=cl.Compute(row_fields=loaded.row_fields),
+        seed=seed,
+        upload=upload,
+    )
+    begun = time.process_time()
+    result = made.run()
+    return {
+        "metric": loaded.evaluate(result.model)[task.metric_name],
+        "clips": [round(report.clip, 7) for report in result.reports[::5]],
+        "epsilon": result.guarantee.epsilon,
+        "seconds": round(time.process_time() - begun, 1),
+        **costs(made, upload),
+    }
+
+
+def costs(made: cl.Training, upload: Any) -> dict[str, float]:
+    """More noise on the mean than plain uploads have, as a share, and bytes a user and round, with and without masks.
+
+    Rounding of vectors that the server decodes is measured on random ones as long as the clip: shorter ones have less.
+    """
+    inner = getattr(upload, "upload", upload)
+    mechanism, users = made.algorithm.mechanism, made.cohort_size
+    assert isinstance(mechanism, GaussianMechanism)
+    plain = float(GaussianMechanism(users, mechanism.noise_multiplier, mechanism.count_stddev).delta_noise_multiplier)
+    rng = np.random.default_rng(0)
+    joint = torch.from_numpy(rng.standard_normal(made.dim + 1))
+    joint /= joint[:-1].norm()
+    joint[-1] = 0.5
+    if isinstance(mechanism, DiscreteMechanism):
+        code: Any = mechanism.code
+        shares = 1.0
+        if mechanism.shares is not None:
+            staying = (1 - DROPPING) * np.maximum(users, rng.poisson(users, 10_000)).mean()
+            shares = staying / mechanism.shares
+        noise = math.sqrt(shares * code.stddev**2 + users / 6) * code.unit  # rounding has a variance of 1/6 on average
+        words = code.encode(joint, 1.0, 0, rng).nbytes
+        return {"noise": noise / plain - 1, "bytes": words, "all_bytes": words + KEYS + (users - 1) * (BOX + SHARE)}
+    encoder = RotatedLevels(made.dim, inner.bits) if isinstance(inner, cl.Quantised) else KeptShare(made.dim)
+    message = encoder.encode(joint, 1.0, 0, rng)
+    decoded = encoder.decode(message, 1.0, 0)
+    assert decoded is not None
+    squared = float((decoded - joint)[:-1].square().sum()) * users / made.dim  # on each coordinate of the sum
+    noise = math.sqrt(1 + squared / plain**2) - 1
+    return {"noise": noise, "bytes": message.nbytes, "all_bytes": message.nbytes}
+
+
+Runs = dict[tuple[str, str, int], dict[str, Any]]
+
+
+def runs() -> Runs:
+    """All that there are."""
+    lines = RUNS.read_text(encoding="utf-8").splitlines() if RUNS.exists() else []
+    return {(run["task"], run["upload"], run["seed"]): run for run in map(json.loads, lines)}
+
+
+def compute(name: str) -> None:
+    """Train what is missing; each run is a line as soon as it is there."""
+    job, task = JOBS[name], cl.task_named(name)
+    task = replace(task, settings=task.settings.overridden(job.settings, "this script"))
+    loaded, there = task.load(task.settings), runs()
+    RUNS.parent.mkdir(exist_ok=True)
+    for seed in range(job.seeds):
+        for upload_name, upload in job.uploads().items():
+            if (name, upload_name, seed) in there:
+                continue
+            found = {"task": name, "upload": upload_name, "seed": seed, **trained(task, loaded, upload, seed)}
+            with RUNS.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(found) + "\n")
+            print(upload_name, seed, f"{found['metric']:.4f}", f"{found['seconds']:g} s", flush=True)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def write() -> None:
+    """The page and its picture, of all tasks that have runs."""
+    found = runs()
+    tasks = [name for name in JOBS if any(task == name for task, _, _ in found)]
+    sections = [section(name, found) for name in tasks]
+    draw(tasks, found)
+    PAGE.write_text(HEAD + "\n".join(sections), encoding="utf-8")
+
+
+def paired(name: str, found: Runs) -> tuple[list[int], dict[str, list[dict[str, Any]]]]:
+    """The seeds of which there are all runs, and these runs by upload."""
+    uploads = list(JOBS[name].uploads())
+    seeds = [seed for seed in range(JOBS[name].seeds) if all((name, upload, seed) in found for upload in uploads)]
+    return seeds, {upload: [found[name, upload, seed] for seed in seeds] for upload in uploads}
+
+
+def difference(runs: list[dict[str, Any]], base: list[dict[str, Any]]) -> tuple[NDArray[np.float64], float]:
+    """Of the metric, by seed, and half the width of the 95% interval of its mean."""
+    each = np.array([run["metric"] - other["metric"] for run, other in zip(runs, base, strict=True)])
+    if len(each) < 2:
+        return each, math.inf
+    return each, float(stats.t.ppf(0.975, len(each) - 1) * each.std(ddof=1) / math.sqrt(len(each)))
+
+
+def clip_ratio(runs: list[dict[str, Any]], base: list[dict[str, Any]]) -> NDArray[np.float64]:
+    """The clip over that of the other run of the seed, in the geometric mean of the second half of the rounds."""
+    logs = np.log([run["clips"] for run in runs]) - np.log([run["clips"] for run in base])
+    return np.exp(logs[:, logs.shape[1] // 2 :].mean(axis=1))
+
+
+def section(name: str, found: Runs) -> str:
+    """A task's table, and what is behind it."""
+    job, task = JOBS[name], cl.task_named(name)
+    seeds, groups = paired(name, found)
+    (plain, base), *_ = groups.items()
+    *_, dropping, shares = groups.values()
+    metric, rows = task.metric_name.replace("_", " "), []
+    for upload, there in groups.items():
+        (each, half), ratio, run = difference(there, base), clip_ratio(there, base), there[0]
+        mean = np.mean([run["metric"] for run in there])
+        rows.append(
+            (
+                upload,
+                f"{mean:.4f}",
+                "" if upload == plain else f"{each.mean():+.4f} +- {half:.4f}",
+                "" if upload == plain else f"{ratio.mean():.3f} ({ratio.min():.3f} to {ratio.max():.3f})",
+                "" if upload == plain else f"{100 * run['noise']:.2g}%",
+                f"{run['bytes'] / 1000:,.1f} kB",
+                f"{run['all_bytes'] / 1000:,.1f} kB",
+            )
+        )
+    each, half = difference(shares, dropping)
+    head = ("upload", metric, "difference to plain", "clip / plain clip", "more noise", "vector", "all messages")
+    settings = task.settings.overridden(job.settings, "this script")
+    return f"""## {name}
+
+{table(head, rows)}
+
+{settings.rounds} rounds of {settings.cohort_size} users, {len(seeds)} seeds. For outsiders every run has epsilon
+{base[0]["epsilon"]:.2f}. {job.note}Shares of noise are made for {job.least_survivors} survivors. Their difference to
+plain uploads with the same drop-outs is {each.mean():+.4f} +- {half:.4f}.
+"""
+
+
+HEAD = """# What encoded uploads cost
+
+Trainings whose users upload in one way or another, beside the plain upload, simulated by `Training(upload=...)`.
+Runs of one seed have the same first model and the same cohorts. Intervals are of the mean difference over the seeds,
+95%, by Student's t. Clips are compared in the second half of the rounds, in the geometric mean.
+
+![Differences of the metric to plain uploads with intervals, and the tracked clips over the rounds](uploads.png)
+
+* *More noise*: on the mean update, beside plain uploads at the same epsilon, from rounding and from shares of noise
+  beyond the least number.
+* *Vector*: what one user uploads in a round for the sum. *All messages*: with the keys, boxes and shares of a secure
+  sum, which grow with the cohort and not with the model.
+* *One in ten drops out*: each user who was drawn stays away with chance 0.1. The mean is still divided by the declared
+  cohort, so that steps are a tenth shorter.
+
+Made by `python studies/uploads.py --write` from the runs in `studies/uploads`.
+
+"""
+
+
+def draw(tasks: list[str], found: Runs) -> None:
+    """A row of two panels for each task: differences, and clips."""
+    figure, axes = new_figure(len(tasks), 2, width=10, height=3.1 * len(tasks))
+    for row, name in enumerate(tasks):
+        _, groups = paired(name, found)
+        left, right = axes[2 * row], axes[2 * row + 1]
+        (_, base), *others = groups.items()
+        left.axvline(0, color="0.6", linewidth=1)
+        for place, (_, there) in enumerate(others):
+            each, half = difference(there, base)
+            colour = PALETTE[place + 1]
+            left.plot(each, [place] * len(each), "o", color=colour, alpha=0.25, markersize=4, markeredgewidth=0)
+            left.errorbar(each.mean(), place, xerr=half, fmt="o", color=colour, capsize=3)
+        left.set_yticks(range(len(others)), [textwrap.fill(upload, 30) for upload, _ in others])
+        left.set(xlabel=f"{cl.task_named(name).metric_name.replace('_', ' ')} less that of plain uploads", title=name)
+        left.set_ylim(len(others) - 0.5, -0.5)
+        for place, (upload, there) in enumerate(groups.items()):
+            clips = np.exp(np.log([run["clips"] for run in there]).mean(axis=0))
+            style = {"linestyle": "--" if "drops" in upload else "-", "color": PALETTE[place] if place else "0.2"}
+            right.plot(5 * np.arange(len(clips)), clips, label=upload, **style)
+        right.set(yscale="log", xlabel="round", ylabel="clip")
+        plain_log_labels(right)
+    save_figure(figure, PICTURE)
+
+
+def main() -> None:
+    """Train or write, as asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=JOBS, default="handwriting")
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.write:
+        write()
+    else:
+        compute(given.task)
+
+
+if __name__ == "__main__":
+    main()
