@@ -80,7 +80,6 @@ class Job:
     seeds: int
     least_survivors: int
     bits: int = 16
-    note: str = ""
 
     def uploads(self) -> dict[str, Any]:
         """By name; the first is what others are compared with."""
@@ -245,14 +244,14 @@ def section(name: str, found: Runs) -> str:
         )
     each, half = difference(shares, dropping)
     head = ("upload", metric, "difference to plain", "clip / plain clip", "more noise", "vector", "all messages")
-    settings = task.settings.overridden(job.settings, "this script")
+    settings, epsilon = task.settings.overridden(job.settings, "this script"), base[0]["epsilon"]
     return f"""## {name}
 
 {table(head, rows)}
 
-{settings.rounds} rounds of {settings.cohort_size} users, {len(seeds)} seeds. For outsiders every run has epsilon
-{base[0]["epsilon"]:.2f}. {job.note}Shares of noise are made for {job.least_survivors} survivors. Their difference to
-plain uploads with the same drop-outs is {each.mean():+.4f} +- {half:.4f}.
+{settings.rounds} rounds of {settings.cohort_size} users, {len(seeds)} seeds; for outsiders epsilon {epsilon:.2f}.
+Shares of noise are made for {job.least_survivors} survivors. Their difference to plain uploads with the same drop-outs
+is {each.mean():+.4f} +- {half:.4f}.
 """
 
 
@@ -268,8 +267,8 @@ Runs of one seed have the same first model and the same cohorts. Intervals are o
   beyond the least number.
 * *Vector*: what one user uploads in a round for the sum. *All messages*: with the keys, boxes and shares of a secure
   sum, which grow with the cohort and not with the model.
-* *One in ten drops out*: each user who was drawn stays away with chance 0.1. The mean is still divided by the declared
-  cohort, so that steps are a tenth shorter.
+* *One in ten drops out*: each user who was drawn stays away with chance 0.1. Sums are still divided by the declared
+  cohort, so that steps of the model and of the clip are a tenth shorter, and the clip lags behind.
 
 Made by `python studies/uploads.py --write` from the runs in `studies/uploads`.
 
@@ -289,14 +288,16 @@ def draw(tasks: list[str], found: Runs) -> None:
             colour = PALETTE[place + 1]
             left.plot(each, [place] * len(each), "o", color=colour, alpha=0.25, markersize=4, markeredgewidth=0)
             left.errorbar(each.mean(), place, xerr=half, fmt="o", color=colour, capsize=3)
+        left.locator_params(axis="x", nbins=6)
         left.set_yticks(range(len(others)), [textwrap.fill(upload, 30) for upload, _ in others])
         left.set(xlabel=f"{cl.task_named(name).metric_name.replace('_', ' ')} less that of plain uploads", title=name)
         left.set_ylim(len(others) - 0.5, -0.5)
         for place, (upload, there) in enumerate(groups.items()):
             clips = np.exp(np.log([run["clips"] for run in there]).mean(axis=0))
             style = {"linestyle": "--" if "drops" in upload else "-", "color": PALETTE[place] if place else "0.2"}
-            right.plot(5 * np.arange(len(clips)), clips, label=upload, **style)
+            right.plot(5 * np.arange(len(clips)), clips, label=textwrap.fill(upload, 36), **style)
         right.set(yscale="log", xlabel="round", ylabel="clip")
+        right.legend(fontsize=7, frameon=False, loc="lower right")
         plain_log_labels(right)
     save_figure(figure, PICTURE)
 

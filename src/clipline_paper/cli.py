@@ -67,7 +67,7 @@ def _reproduce_plain(what: str, out: Path, seed: int, overwrite: bool) -> None:
 def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, given: dict[str, Any]) -> None:
     from clipline.study import StudyDirectory, StudyProgress, write_report
 
-    from .study.reproduce import reproduce
+    from .study.recompute import reproduce
 
     for name in (*_OF_PROTOCOL, *_OF_RUNS):
         if name in given:
@@ -116,7 +116,7 @@ def _asked(
 ) -> tuple[Protocol, Task | None, str | None]:
     """The protocol of a task, the task if it is a file's, and where its data are."""
     from .study.protocol import own_protocol, protocol_for
-    from .study.reproduce import data_for
+    from .study.recompute import data_for
 
     if not is_task_file(name):
         return protocol_for(name, scale, **given), None, data_for(name, data)

@@ -34,12 +34,12 @@ def test_a_figure_is_trained_once_checked_and_refused_at_another_scale(clipline,
 
 
 def test_a_figure_that_is_interrupted_says_how_to_go_on(clipline, monkeypatch):
-    from clipline_paper.study import reproduce
+    from clipline_paper.study import recompute
 
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reproduce, "reproduce", interrupted)
+    monkeypatch.setattr(recompute, "reproduce", interrupted)
     code, _, err = clipline("reproduce", "fig3", "--out", "s", *TINY)
     assert code == 130
     assert "interrupted with 0 finished runs in s: give the same command again, and none is repeated" in err
@@ -47,7 +47,7 @@ def test_a_figure_that_is_interrupted_says_how_to_go_on(clipline, monkeypatch):
 
 def test_a_task_that_cannot_end_does_not_stop_the_next(clipline, monkeypatch):
     from clipline.errors import RunError
-    from clipline_paper.study import reproduce
+    from clipline_paper.study import recompute
 
     asked = []
 
@@ -55,7 +55,7 @@ def test_a_task_that_cannot_end_does_not_stop_the_next(clipline, monkeypatch):
         asked.append(protocol.task)
         raise RunError("there is no clip range")
 
-    monkeypatch.setattr(reproduce, "reproduce", fails)
+    monkeypatch.setattr(recompute, "reproduce", fails)
     code, _, err = clipline("reproduce", "fig7", "--task", "handwriting,emnist_cr", "--out", "s")
     assert (code, asked) == (2, ["handwriting", "emnist_cr"])
     assert "fig7, handwriting: there is no clip range" in err

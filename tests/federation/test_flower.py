@@ -397,7 +397,7 @@ def test_against_the_server_every_sum_is_charged_that_it_may_have_opened(dies, t
     nodes = grid(upload) if dies else Mute(app(upload), "answers", count=3, attempts=1)
     serving = strategy(secure(least_survivors=3, rounds=2)[1])
     result = serving.run(nodes, folder)
-    both = serving.guarantees(result.state.ledger)
+    both = serving.guarantees(result)
     assert both.outsiders.rounds == 2
     assert (both.server.rounds, both.participations) == (3, 3)
     assert both.server.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(3) / 0.5, made.delta), rel=1e-6)
@@ -490,10 +490,18 @@ def test_two_guarantees_that_were_changed_are_found(name, old, new, problem, tmp
     assert (found.seal == seal) == (name == PARTICIPATIONS)
 
 
-def test_without_a_cap_the_server_is_charged_for_every_round_and_a_cap_has_no_other_relation(tmp_path):
-    made = secure(least_survivors=3)[1]
-    both = strategy(made).guarantees(Ledger().add(made.algorithm.event, 7))
-    assert both.server.rounds == 7
+def test_a_run_that_a_metric_ended_is_charged_as_planned_in_both_sentences(tmp_path):
+    upload, made = secure(least_survivors=3, rounds=6)
+    evaluate = cl.Evaluate(lambda model: {"accuracy": 0.0}, every=1)
+    result = strategy(made).run(grid(upload), tmp_path / "run", [evaluate, cl.EarlyStopping("accuracy", patience=1)])
+    assert len(result.reports) < 6
+    outsiders, server = (tmp_path / "run" / "guarantees.txt").read_text().splitlines()
+    assert "Poisson sampling, 6 rounds" in outsiders
+    assert "no sampling, 6 rounds" in server
+    assert verify(tmp_path / "run").problems == ()
+
+
+def test_a_cap_is_for_relations_in_which_one_neighbour_adds_nothing():
     with pytest.raises(SettingError, match="relation="):
         strategy(secure(least_survivors=3, relation="replace-one")[1], max_participations=3)
 

@@ -26,7 +26,6 @@ from ..federated.mechanism import GaussianMechanism
 from ..federated.round import TrainState
 from ..federated.sampling import Cohort, PoissonSampler
 from ..privacy.events import PoissonSampling
-from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
 from ..privacy.two_views import Participations, TwoGuarantees, account_both
 from ..training import durable
@@ -86,7 +85,8 @@ class AdaptiveClippingStrategy:
       least_replies: How many drawn nodes a sum must have if a node fails; with a `SecureSum` at least 2. It is also how
         many nodes must be online before a cohort is drawn. At most `cohort_size`; with noise by the server so far below
         it that chance hardly ever draws fewer.
-      deadline: Seconds to wait for the replies of a stage. A secure sum has four.
+      deadline: Seconds to wait for the replies of a stage. A secure sum has four, and needs the replies of more than
+        half of the nodes that were asked.
       max_participations: How often a node may be asked, in all. It bounds what the server may learn of a user. Refused
         where a `SecureSum` has noise by the server, against whom it bounds nothing.
       attempts: How often a round may be abandoned in a row before the run stops. It can be resumed.
@@ -161,17 +161,18 @@ class AdaptiveClippingStrategy:
         callbacks = [*callbacks, _OnDisk(self, folder)]
         return federated.resume(folder.path, callbacks) if resumes else federated.run(callbacks)
 
-    def guarantees(self, ledger: Ledger) -> TwoGuarantees:
-        """What a ledger of rounds promises to outsiders, and against this server."""
-        outsiders = self.training.guarantee_of(ledger)
+    def guarantees(self, result: TrainResult) -> TwoGuarantees:
+        """What a run promises to outsiders, and against this server."""
+        ledger, charged = result.state.ledger, result.guarantee.rounds  # of a run that a metric ended: all planned
         if not self.noise_by_clients:
-            return account_both(outsiders, ledger, 0)
+            return account_both(result.guarantee, ledger, 0)
         # Every time that a cohort is asked counts, as the server may then have what it takes to open the sum. So many
         # times one node was asked at most; how often any really was would tell outsiders of cohorts.
-        most = max(self.sums, ledger.rounds)
-        most = most if self.max_participations is None else min(most, self.max_participations)
+        most = max(self.sums, charged)
+        if self.max_participations is not None:
+            most = min(most, self.max_participations)
         rounds = ledger if ledger.rounds else ledger.add(self.training.algorithm.event)
-        return account_both(outsiders, rounds, most)
+        return account_both(result.guarantee, rounds, most)
 
     def _check_replies(self) -> None:
         """Refuse a `least_replies` that cohorts cannot have."""
@@ -280,8 +281,7 @@ class _OnDisk(Callback):
         self._folder.store(state)
 
     def on_end(self, result: TrainResult) -> None:
-        charged = max(result.state.ledger, self._folder.charged, key=lambda ledger: ledger.rounds)
-        durable.write(self._folder.path / GUARANTEES, f"{self._strategy.guarantees(charged)}\n")
+        durable.write(self._folder.path / GUARANTEES, f"{self._strategy.guarantees(result)}\n")
         self._strategy.write(self._folder.path)
 
 

@@ -50,7 +50,7 @@ def clipped(upload: Uploads = None, *, least_replies: int = 2) -> Mod:
       upload: That of the server's `Training`: None, `Quantised`, `RandomMask` or `SecureSum`. The node answers no
         server whose upload differs in any setting.
       least_replies: With a `SecureSum`, how many vectors a sum must have. The node refuses to open a smaller one,
-        whatever the server says.
+        whatever the server says. Where nodes add the noise, vectors of nodes that only fill up a cohort count too.
 
     Returns:
       The mod, for `@app.train(mods=[...])`.

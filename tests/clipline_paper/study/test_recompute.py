@@ -8,11 +8,10 @@ from clipline.errors import RunError
 from clipline.study.directory import StudyDirectory
 from clipline.study.report.content import content
 from clipline.study.report.reading import collect
-from clipline_paper.study import reproduce
+from clipline_paper.study import recompute
 from clipline_paper.study.experiments import run_experiment
 from clipline_paper.study.protocol import protocol_for
-from clipline_paper.study.recompute import examine, facts_of
-from clipline_paper.study.reproduce import write_files
+from clipline_paper.study.recompute import examine, facts_of, write_files
 from clipline_paper.study.rules import ClipComparison, Interval
 
 results_page = load_script(ROOT / "studies" / "paper_results.py")
@@ -42,7 +41,7 @@ def made_up_study(folder, **overrides):
 def no_pictures():
     """Those of the studies, which no test here looks at."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reproduce, "draw", lambda findings, path, data: path.touch())
+        patch.setattr(recompute, "draw", lambda findings, path, data: path.touch())
         yield
 
 
