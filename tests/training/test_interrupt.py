@@ -14,34 +14,37 @@ def training(rounds=50):
 
 
 class Press(Callback):
-    """Ctrl-C, so many times, after this many rounds."""
+    """Ctrl-C or another signal, so many times, after this many rounds."""
 
-    def __init__(self, after, times=1):
-        self.after, self.times = after, times
+    def __init__(self, after, times=1, number=signal.SIGINT):
+        self.after, self.times, self.number = after, times, number
 
     def on_round(self, report, state):
         if state.round_index == self.after:
             for _ in range(self.times):
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), self.number)
 
 
 @pytest.fixture
 def handler():
-    before = signal.getsignal(signal.SIGINT)
+    before, other = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     yield before
     assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGTERM) is other
 
 
-def test_ctrl_c_ends_after_the_round_and_the_result_stands(handler, capsys):
-    result = training().run([Press(2), StopOnInterrupt()])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_after_the_round_and_the_result_stands(handler, capsys, number):
+    result = training().run([Press(2, number=number), StopOnInterrupt()])
     assert (result.stopped, result.guarantee.rounds, len(result.reports)) == ("interrupted", 2, 2)
     assert torch.equal(result.state.params, training(rounds=2).run().state.params)
     assert "stopping after this round" in capsys.readouterr().err
 
 
-def test_a_second_ctrl_c_stops_at_once_and_the_handler_is_given_back(handler):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_stops_at_once_and_the_handler_is_given_back(handler, number):
     with pytest.raises(KeyboardInterrupt):
-        training().run([Press(1, times=2), StopOnInterrupt()])
+        training().run([Press(1, times=2, number=number), StopOnInterrupt()])
 
 
 def test_without_the_callback_no_signal_is_taken_over(handler):

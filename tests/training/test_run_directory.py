@@ -323,6 +323,26 @@ def test_what_cut_writes_left_is_gone_after_a_resume_and_at_the_end(tmp_path):
     assert sorted(file.name for file in (tmp_path / "r").iterdir()) == [CURVES, LEDGER, METRICS, MODEL, SETTINGS]
 
 
+@pytest.mark.parametrize("rounds", [6, 100])  # charged one by one; and ahead
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda file: file.unlink(), "is gone"),
+        (lambda file: file.write_text(file.read_text() + file.read_text()), r"has [\d,]+ bytes, and this run has"),
+        (lambda file: file.write_text(""), "has 0 bytes, and this run has written"),
+    ],
+)
+def test_a_ledger_that_is_changed_under_the_run_ends_it(tmp_path, rounds, change, words):
+    def changed(report, state):
+        if state.round_index == 3:
+            change(tmp_path / "r" / LEDGER)
+
+    with pytest.raises(RunError, match=rf"ledger.jsonl' was changed under the run: it {words}.*rounds were charged"):
+        training(rounds=rounds).run([RunDirectory(tmp_path / "r"), Each(changed)])
+    assert not (tmp_path / "r" / MODEL).exists()
+    assert (tmp_path / "r" / CHECKPOINT).exists()
+
+
 # Resume -------------------------------------------------------------------------------------------------------------
 
 

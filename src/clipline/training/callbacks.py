@@ -95,11 +95,11 @@ class Measuring(Callback):
 
 
 class StopOnInterrupt(Callback):
-    """The first Ctrl-C asks the run to stop after its round; a second one stops at once.
+    """The first Ctrl-C, or SIGTERM, asks the run to stop after its round; a second one stops at once.
 
     Ledger, files and model then all have the same number of rounds, and the result has `stopped == "interrupted"`.
-    SIGINT is taken over when the run starts and given back when it ends. Outside the main thread nothing changes.
-    Without this callback Ctrl-C raises KeyboardInterrupt as usual.
+    Both signals are taken over when the run starts and given back when it ends. Outside the main thread nothing
+    changes. Without this callback Ctrl-C raises KeyboardInterrupt as usual, and SIGTERM ends the process.
 
     Example:
       >>> training.run([cl.StopOnInterrupt(), cl.RunDirectory("runs/rides")])
@@ -108,29 +108,30 @@ class StopOnInterrupt(Callback):
     def __init__(self) -> None:
         self.stop_requested = False
         self._runs = 0
-        self._restore = False
+        self._before: dict[signal.Signals, Any] = {}  # who had each signal
 
     def on_start(self, training: Training, state: TrainState) -> None:
-        """Take over SIGINT."""
+        """Take over both signals."""
         self._runs += 1
         if self._runs == 1:
             self.stop_requested = False
-            self._restore = threading.current_thread() is threading.main_thread()
-            if self._restore:
-                self._before = signal.signal(signal.SIGINT, self._handle)
+            if threading.current_thread() is threading.main_thread():
+                self._before = {one: signal.signal(one, self._handle) for one in (signal.SIGINT, signal.SIGTERM)}
 
     def close(self) -> None:
-        """Give SIGINT back to whoever had it, with the last of the runs."""
+        """Give both back to whoever had them, with the last of the runs."""
         self._runs = max(0, self._runs - 1)
-        if self._runs == 0 and self._restore:
-            self._restore = False
-            signal.signal(signal.SIGINT, signal.SIG_DFL if self._before is None else self._before)
+        if self._runs == 0:
+            for one, before in self._before.items():
+                signal.signal(one, signal.SIG_DFL if before is None else before)
+            self._before = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.stop_requested:
             raise KeyboardInterrupt
         self.stop_requested = True
-        print("\nstopping after this round (Ctrl-C again stops at once)", file=sys.stderr)
+        again = "Ctrl-C" if number == signal.SIGINT else "the signal"
+        print(f"\nstopping after this round ({again} again stops at once)", file=sys.stderr)
 
 
 class Log(Callback):

@@ -110,6 +110,7 @@ class RunDirectory(Callback):
         self._reopened = False
         self._resumable = False  # whether a checkpoint of this run is on disk
         self._written, self._block, self._until = 0, 1, 0  # releases in the file; rounds a sync; rounds of the budget
+        self._bytes = 0  # of the ledger's file
 
     def on_start(self, training: Training, state: TrainState) -> None:
         """Make the folder, lock it and write the settings; after `reopen`, go on in the one that is open."""
@@ -128,7 +129,7 @@ class RunDirectory(Callback):
             check_free(self.path)  # again: another process may have written and ended meanwhile
             durable.write(self.path / SETTINGS, self._settings_text(training), mode=0o600)  # it holds the seed
             durable.write(self.path / METRICS, "")
-            durable.write(self.path / LEDGER, _ledger_lines(state.ledger))
+            self._write_ledger(state.ledger)
             self._write_key(training, state.ledger)
             self._open(training, state, lock, state.ledger, Circumstances(training, self.same))
             self._begin_to_store(state)  # so that every run can be resumed
@@ -171,7 +172,7 @@ class RunDirectory(Callback):
             after = max([0, *(one["round"] + 1 - state.round_index for one in known)])  # rounds after the checkpoint
             seen = state.ledger.add(training.algorithm.next_event(state), after)
             charged = max(seen, written, key=lambda ledger: ledger.rounds)
-            durable.write(file, _ledger_lines(charged))
+            self._write_ledger(charged)
             self.rounds_before = [one for one in known if one["round"] < state.round_index]
             durable.write(self.path / METRICS, _json_lines(self.rounds_before))
             if self.facts is None:
@@ -229,8 +230,10 @@ class RunDirectory(Callback):
         if releases > self._written:
             ahead = releases + max(0, min(self._block - 1, self._until - state.round_index))
             events = [(index, after.at(after.index + index - releases)) for index in range(releases - 1, ahead)]
-            lines = [ledger_line(index, event) + "\n" for index, event in events]
-            durable.append(self.path / LEDGER, "".join(lines))
+            lines = "".join(ledger_line(index, event) + "\n" for index, event in events)
+            self._check_ledger()
+            durable.append(self.path / LEDGER, lines)
+            self._bytes += len(lines.encode())
             self._written = ahead
         self.charged = state.ledger
 
@@ -269,6 +272,7 @@ class RunDirectory(Callback):
         assert self._training is not None, "on_start comes first"
         assert self._checkpoints is not None
         self._checkpoints.flush()
+        self._check_ledger()
         self._take_back()
         guarantee, facts = result.guarantee, self.facts or {}
         card = card_of(result, facts=facts, task=self.task)
@@ -322,10 +326,27 @@ class RunDirectory(Callback):
         for left in [*self.path.glob("*.partial"), *self.path.glob(".tmp??????")]:  # the latter are safetensors' own
             left.unlink(missing_ok=True)
 
+    def _write_ledger(self, ledger: Ledger) -> None:
+        text = _ledger_lines(ledger)
+        durable.write(self.path / LEDGER, text)
+        self._bytes = len(text.encode())
+
+    def _check_ledger(self) -> None:
+        """Refuse to go on where somebody else has written into the ledger, or taken it away."""
+        file = self.path / LEDGER
+        size = file.stat().st_size if file.is_file() else None
+        if size != self._bytes:
+            what = "is gone" if size is None else f"has {size:,} bytes, and this run has written {self._bytes:,}"
+            raise RunError(
+                f"{str(file)!r} was changed under the run: it {what}. {self.charged.rounds} rounds were charged so far",
+                "find out what else works in the folder and restore the file, then resume the run",
+            )
+
     def _take_back(self) -> None:
         """Take rounds that were charged ahead and never released out of the ledger."""
         if self._written > self.charged.releases:
-            durable.write(self.path / LEDGER, _ledger_lines(self.charged))
+            self._check_ledger()
+            self._write_ledger(self.charged)
             self._written = self.charged.releases
 
     def _take_lock(self) -> DirectoryLock:

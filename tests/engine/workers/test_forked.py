@@ -143,6 +143,18 @@ def test_a_stopped_worker_is_named_and_the_run_can_be_resumed(monkeypatch, momen
         assert distance(training(workers=3).run(state=states[-1]), alone()) <= TOLERANCE
 
 
+def test_signals_to_stop_that_reach_the_workers_too_are_for_rank_0_alone():
+    def signalled(report, state):
+        if report.round_index == 0:
+            for child in multiprocessing.active_children():
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    os.kill(child.pid, number)
+
+    result = training(workers=3).run([Observer(signalled)])
+    assert result.stopped == "finished"
+    assert distance(result, alone()) <= TOLERANCE
+
+
 def test_a_worker_that_does_not_read_is_noticed_though_the_pipe_is_full(monkeypatch):
     monkeypatch.setattr("clipline.engine.workers.transport.SILENCE", 0.3)
     ours, theirs = multiprocessing.get_context("fork").Pipe()

@@ -149,11 +149,15 @@ import os, signal, sys, torch
 sys.path[:0] = {path!r}
 import clipline.engine.workers.transport as transport
 from samples import LOCAL, Observer, cross_entropy, flat_training, linear_model, small_population
-rank, transport.SILENCE = int(sys.argv[1]), 0.5
+rank, in_share, transport.SILENCE = int(sys.argv[1]), sys.argv[2] == "share", 0.5
+def stop(*args):
+    os.kill(os.getpid(), signal.SIGSTOP)
 def loss(model, batch):
-    if rank and (batch["y"] == 2).any() and torch.is_grad_enabled():  # made-up labels are 0 and 1
-        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank and in_share and (batch["y"] == 2).any() and torch.is_grad_enabled():  # made-up labels are 0 and 1
+        stop()
     return cross_entropy(model, batch)
+if rank and not in_share:
+    transport.DistributedTransport.reduce = stop
 training = flat_training(linear_model(), loss, small_population(60), rounds=2, cohort_size=20, local=LOCAL, seed=1,
                          noise_multiplier=0.5, workers="torchrun", engine="one-by-one")
 try:
@@ -165,12 +169,13 @@ except Exception as error:
 """
 
 
-def test_a_stopped_rank_is_named(tmp_path):
+@pytest.mark.parametrize(("moment", "named"), [("share", "worker 1 of 2"), ("reduce", "a worker of 2")])
+def test_a_stopped_rank_is_named(tmp_path, moment, named):
     script = STOPPED.format(path=[str(ROOT / "tests")])
-    (code, text), (ended, _) = pair(tmp_path, ["-c", script, "0"], ["-c", script, "1"])
+    (code, text), (ended, _) = pair(tmp_path, ["-c", script, "0", moment], ["-c", script, "1", moment])
     assert code == 5
     assert ended == -signal.SIGKILL
-    assert "worker 1 of 2 was silent for" in text
+    assert f"{named} was silent for" in text
 
 
 def test_joining_leaves_the_callers_hook_for_errors(monkeypatch):

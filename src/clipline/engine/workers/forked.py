@@ -35,6 +35,7 @@ from .transport import LostConnectionError, PipeTransport, SharedMemory, SilentE
 _MAX_WORKERS = 1024
 # One thread forks at a time: a worker of another run would inherit ends of this run's pipes, and keep them open.
 _forking = threading.Lock()
+_STOPPING = {signal.SIGINT, signal.SIGTERM}  # for rank 0, though whole groups of processes are sent them
 _LOST_EXIT_CODE = 3  # of a worker that lost its connection: not the one that caused it
 
 
@@ -62,9 +63,9 @@ class ForkedBackend:
     """`size` processes on this machine, one thread each: this one, and workers forked from it for the time of a run.
 
     A worker shares the population's memory and needs nothing pickled: any loss will do. Parameters and sums are in
-    shared memory, which every round reuses. A worker ignores Ctrl-C, which this process handles between two rounds; it
-    ends when the run does, however that ends, or when this process dies. Outside a run all users train in this process.
-    `samplings` has one entry for each run that trains side by side.
+    shared memory, which every round reuses. A worker ignores Ctrl-C and SIGTERM, which this process handles between two
+    rounds; it ends when the run does, however that ends, or when this process dies. Outside a run all users train in
+    this process. `samplings` has one entry for each run that trains side by side.
     """
 
     def __init__(self, trainer: LocalTrainer, problem: Problem, samplings: Sequence[Sampling], size: int) -> None:
@@ -128,7 +129,7 @@ class ForkedBackend:
             for rank in range(1, self.size)
         ]
         self._peers = [ours for ours, _ in pipes]
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the worker ignores it
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # until the worker ignores them
         gc_was_enabled = gc.isenabled()
         gc.disable()  # no collection in a worker before gc.freeze()
         try:
@@ -164,8 +165,9 @@ class ForkedBackend:
             # A worker must not collect the parent's garbage: a destructor may wait for threads that do not exist here.
             gc.freeze()
             gc.enable()
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for one in _STOPPING:
+                signal.signal(one, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
             own = pipes[rank - 1][1]
             for end in (end for pair in pipes for end in pair if end is not own):
                 end.close()  # a pipe ends when the last copy of its end is closed

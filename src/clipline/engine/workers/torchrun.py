@@ -154,16 +154,17 @@ class TorchrunBackend:
     def serve(self) -> None:
         """On the other ranks: check that all agree, then train what rank 0 requests until its run ends.
 
-        Ctrl-C, which torchrun sends to all ranks, is ignored here: rank 0 handles it between two rounds.
+        Ctrl-C and SIGTERM, which torchrun sends to all ranks, are ignored here: rank 0 handles them between two rounds.
         """
         self._agree()
         main = threading.current_thread() is threading.main_thread()
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+        taken = (signal.SIGINT, signal.SIGTERM) if main else ()
+        before = {one: signal.signal(one, signal.SIG_IGN) for one in taken}
         try:
             self._group.serve()
         finally:
-            if main:
-                signal.signal(signal.SIGINT, before)
+            for one, handler in before.items():
+                signal.signal(one, handler)
 
     def _agree(self) -> None:
         """Compare the facts, and the data by checksums that mean nothing without this call's salt."""

@@ -37,9 +37,10 @@ class LostConnectionError(WorkerError):
 class SilentError(LostConnectionError):
     """A process of the group did not answer in time, though its connection is whole: it may be stopped."""
 
-    def __init__(self, rank: int, size: int, seconds: float) -> None:
+    def __init__(self, rank: int | None, size: int, seconds: float) -> None:
+        which = "a worker" if rank is None else f"worker {rank}"
         super().__init__(
-            f"worker {rank} of {size} was silent for {seconds:.0f} s, the limit ({SILENCE:.0f} s, or 20 rounds if they "
+            f"{which} of {size} was silent for {seconds:.0f} s, the limit ({SILENCE:.0f} s, or 20 rounds if they "
             f"take longer): see whether it is stopped or its machine is out of reach, then {GO_ON}"
         )
 
@@ -52,15 +53,16 @@ class DistributedTransport:
 
     def __init__(self) -> None:
         self._memory = torch.empty(0)
+        self._limit = patience()
 
     def share(self, values: Tensor) -> None:
         """Write rank 0's values, on the CPU, into those of the other ranks."""
-        dist.broadcast(values, src=0)
+        self._in_time(lambda: dist.broadcast(values, src=0, async_op=True), values)
 
     def share_params(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
         """Rank 0's parameters, one vector a run, written into the other ranks' tensors."""
         for own in params:
-            dist.broadcast(own, src=0)
+            self.share(own)
         return params
 
     def partial_sums(self, rank: int, params: Sequence[Tensor]) -> PartialSums:
@@ -75,7 +77,7 @@ class DistributedTransport:
         Rank 0 waits at most `limit` seconds for each, and then raises a `SilentError`. The all-reduce is over gloo,
         once rank 0 has heard each: it notices a lost process, where NCCL would hang.
         """
-        flag = torch.tensor([float(failed)])
+        flag, self._limit = torch.tensor([float(failed)]), limit
         if dist.get_rank():
             dist.send(flag, dst=0)
         else:
@@ -86,10 +88,10 @@ class DistributedTransport:
                     assert work is not None
                     work.wait(timedelta(seconds=limit))
                 except RuntimeError:
-                    if time.monotonic() - begun < limit:
-                        raise  # lost, and not silent
+                    if time.monotonic() - begun < 0.9 * limit:
+                        raise  # lost, and not silent: gloo counts whole milliseconds
                     raise SilentError(rank, dist.get_world_size(), limit) from None
-        dist.all_reduce(flag)
+        self._in_time(lambda: dist.all_reduce(flag, async_op=True), flag)
         return bool(flag.item())
 
     def tracebacks(self, own: str) -> Sequence[str]:
@@ -100,11 +102,29 @@ class DistributedTransport:
 
     def reduce(self, rank: int) -> None:
         """Add the partial sums of all ranks into those of rank 0."""
-        dist.reduce(self._memory, dst=0)
+        self._in_time(lambda: dist.reduce(self._memory, dst=0, async_op=True), self._memory)
 
     def add_to_first(self, values: Tensor) -> None:
         """Add all ranks' values, on the CPU, into those of rank 0."""
-        dist.reduce(values, dst=0)
+        self._in_time(lambda: dist.reduce(values, dst=0, async_op=True), values)
+
+    def _in_time(self, begin: Callable[[], dist.Work | None], values: Tensor) -> None:
+        """Rank 0 waits for the others as long as `any_failed` last said, and a second for each megabyte.
+
+        They wait for rank 0 without a limit, as it may be measuring. Between GPUs a wait would hold the rounds up.
+        """
+        work, begun = begin(), time.monotonic()
+        limit = self._limit + values.numel() * values.element_size() / 1e6
+        assert work is not None
+        try:
+            if dist.get_rank() or values.device.type != "cpu":
+                work.wait()
+            else:
+                work.wait(timedelta(seconds=limit))
+        except RuntimeError:
+            if dist.get_rank() or time.monotonic() - begun < 0.9 * limit:
+                raise  # lost, and not silent: gloo counts whole milliseconds
+            raise SilentError(None, dist.get_world_size(), limit) from None
 
 
 class SharedMemory:
