@@ -132,8 +132,10 @@ def test_a_deployment_goes_on_without_a_node_that_is_killed_and_one_that_is_not_
 
     kept = json.loads((folder / "run" / PARTICIPATIONS).read_text())
     asked = ROUNDS + kept["abandoned"]
-    assert list(kept["asked"].values()) == [asked] * 3  # the stranger never is
-    assert kept["replies"]["late or missing"] + kept["replies"].get("error", 0) >= asked  # of the killed node
+    killed, *others = sorted(kept["asked"].values())  # the stranger never is
+    assert others == [asked] * 2
+    assert 1 <= killed <= asked  # until Flower sees that it is gone, which takes up to a minute
+    assert kept["replies"]["late or missing"] + kept["replies"].get("error", 0) >= killed
     assert kept["replies"]["taken"] >= 2 * ROUNDS
     wait_until(lambda: "No SuperNode found with the given public key" in deployment.log("superlink"))
     assert "Receiving" not in deployment.log("node9")
