@@ -4,7 +4,7 @@
     python benchmarks/reliability.py cuts --count 40            # needs root, for loop-mounted ext4
     python benchmarks/reliability.py corruptions --count 300
     python benchmarks/reliability.py rounds --count 10000
-    python benchmarks/reliability.py edits | audits | cost
+    python benchmarks/reliability.py edits | audits
     python -m tests.fuzz --minutes 60 --json FILE && python benchmarks/reliability.py fuzz --file FILE
     python benchmarks/reliability.py page
 
@@ -53,6 +53,7 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks" / "results" / "reliability.json"
 PAGE = ROOT / "docs" / "results" / "reliability.md"
 ROUNDS = 40
+NOT_ONCE = "ended, some rounds released or charged again"
 ADDED_UP = ("kills", "cuts", "corruptions")
 
 
@@ -227,8 +228,8 @@ def kills(count: int, seed: int, folder: Path) -> dict[str, Any]:
                 continue
             if ends:
                 found["ended"] += 1
-                once = charged(path) == ROUNDS
-                found["ended, every round charged once" if once else "ended, some rounds charged again"] += 1
+                once = charged(path) == len(seen) == ROUNDS
+                found["ended, every round released and charged once" if once else NOT_ONCE] += 1
                 if wanted[noise] is not None:
                     found["ended equal to the bit" if ends[-1] == wanted[noise] else "ended otherwise"] += 1
                 break
@@ -449,33 +450,6 @@ def audits() -> list[dict[str, Any]]:
     return rows
 
 
-def cost(count: int, folder: Path) -> dict[str, Any]:
-    """Which part of the main job's time goes into syncing: the time of its fsyncs over all."""
-    spent: list[float] = []
-    code = f"""
-import os, sys, time
-spent, calls = 0.0, 0
-def timed(real):
-    def sync(descriptor):
-        global spent, calls
-        begun = time.perf_counter(); real(descriptor); spent += time.perf_counter() - begun; calls += 1
-    return sync
-os.fsync, os.fdatasync = timed(os.fsync), timed(os.fdatasync)
-sys.argv = ["clipline", "train", "--seed", "0", "--no-report", "--out", {str(folder / "job")!r}]
-begun = time.perf_counter()
-from clipline.cli import main
-try: main()
-except SystemExit: pass
-print("SPENT", spent, calls, time.perf_counter() - begun)
-"""
-    for _ in range(count):
-        shutil.rmtree(folder / "job", ignore_errors=True)
-        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-        spent.append([float(one) for one in re.search(r"SPENT (\S+) (\S+) (\S+)", said).groups()])
-    shares = sorted(seconds / whole for seconds, _, whole in spent)
-    return {"jobs": count, "share": shares[len(shares) // 2], "syncs": spent[0][1], "seconds": spent[0][2]}
-
-
 # The page
 
 
@@ -493,10 +467,15 @@ def keep(part: str, value: Any) -> None:
     print(json.dumps(whole[part], indent=1))
 
 
+def shown(value: int | str) -> str:
+    """A number with its thousands apart, or a word."""
+    return value if isinstance(value, str) else f"{value:,}"
+
+
 def rows_of(counts: dict[str, Any]) -> str:
     """A table."""
     return "\n".join(
-        ["| what | count |", "| --- | --- |", *(f"| {name} | {value:,} |" for name, value in counts.items())]
+        ["| what | count |", "| --- | --- |", *(f"| {name} | {shown(value)} |" for name, value in counts.items())]
     )
 
 
@@ -527,7 +506,8 @@ another process at once.
 
 The disk's image is copied while the run writes, mounted anew and read. What was written and not synced is gone. Noise
 comes from the seed and from the system by turns. In the control nothing is synced, to show that cuts do lose what is
-not. Caches inside a disk are not simulated. {made("cuts")}.
+not. Caches inside a disk are not simulated.
+{made("cuts")}.
 
 {rows_of(counts)}
 """)
@@ -535,9 +515,11 @@ not. Caches inside a disk are not simulated. {made("cuts")}.
         parts.append(f"""## Kills
 
 Runs of {ROUNDS} rounds get SIGKILL at random moments, go on, are killed again, and come to an end. With noise from the
-seed the end must equal the uncut run to the bit. {made("kills")}.
+seed the end must equal the uncut run to the bit. With noise from the system it must have released and charged each
+round once, which is counted since that noise follows from a key.
+{made("kills")}.
 
-{rows_of(found("kills", undercharged=0, **{"ended otherwise": 0, "refused": 0}))}
+{rows_of(found("kills", undercharged=0, **{"ended otherwise": 0, "refused": 0, NOT_ONCE: 0}))}
 """)
     if "rounds" in whole:
         parts.append(f"""## Many rounds
@@ -550,19 +532,21 @@ One run that is killed at random and resumed. {made("rounds")}.
         parts.append(f"""## Damaged files
 
 A flipped bit, a lost end, 512 zeros or 64 bytes from elsewhere, in one file of a run. An interrupted run is resumed. A
-finished one is verified, its model loaded, and its seal compared with the one noted before. {made("corruptions")}.
+finished one is verified, its model loaded, and its seal compared with the one noted before. Where only the seal
+differs, no other file says what was there. A file that nothing notices would have a row "silent".
+{made("corruptions")}.
 
-{rows_of(found("corruptions"))}
+{rows_of(found("corruptions", silent=0))}
 """)
     if "edits" in whole:
         counts = found("edits")
         good = sum(value for name, value in counts.items() if name.startswith("PASSED"))
         bad = sum(value for name, value in counts.items() if name.startswith("FAILED"))
-        single = max((value for name, value in counts.items() if "edit" in name), default=0)
+        single = max((value for name, value in counts.items() if "edit_of_one" in name), default=0)
         parts.append(f"""## Edits
 
 `tests/trust/test_verify.py` edits run directories, one file at a time and all alike. {good} of its {good + bad} tests
-pass{f", {single} of them edits of one file" if single else ""}. {made("edits")}.
+pass, {single} of them edits of one file. All edits alike are found by the seal only. {made("edits")}.
 """)
     if "fuzz" in whole:
         counts = found("fuzz")
@@ -579,18 +563,23 @@ pass{f", {single} of them edits of one file" if single else ""}. {made("edits")}
         parts.append(f"""## Absurd input
 
 `python -m tests.fuzz` changes good files by chance, seed {counts["seed"]}: {sum(total.values()):,} inputs,
-{total["found"]:,} findings of {counts["kinds"]} kinds. A finding is anything but reading the file or refusing it in a
+{total["found"]:,} findings, kinds: {counts["kinds"]}. A finding is anything but reading the file or refusing it in a
 sentence: another error, a crash, 20 s, 3 GiB, a control character. {made("fuzz")}.
 
 {table}
 
-Findings are kept in `tests/fuzz/cases` and tried by every test run. Before this run, the fuzzers had found four kinds,
-which are mended: numbers beyond 64 bits in a list of JSONL, rounds in `metrics.jsonl` that are no numbers, rounds
-without a clip, and metadata of a model that are no mapping.
+Not mended: pyarrow 26.0.1 ends the process where the size statistics in a Parquet footer do not fit the schema, by an
+exception that its own code cannot catch. Nothing is trained then. Mended before these runs: numbers beyond 64 bits in
+a list of JSONL, rounds in `metrics.jsonl` that are no numbers, rounds without a clip, and metadata of a model that are
+no mapping. `tests/fuzz/cases` keeps what is found, and every test run tries it again.
 """)
     mutations = (ROOT / "docs" / "results" / "mutations.md").read_text(encoding="utf-8")
     caught = re.search(r"(\d+) of (\d+) are caught", mutations)
-    parts.append(f"""## Seeded breakages
+    parts.append(f"""## What durability costs
+
+`benchmarks/sync_cost.py` measures it: the same training with and without syncs.
+
+## Seeded breakages
 
 {caught[1]} of {caught[2]} seeded breakages of the code fail a check of `clipline selftest`: [mutations](mutations.md).
 """)
@@ -603,17 +592,10 @@ without a clip, and metadata of a model that are no mapping.
             lines.append(row)
         parts.append(f"""## Audits
 
-`clipline audit` with 1000 canaries and 10 rounds: lower bounds on epsilon, with 95% confidence for all four. With a
-quarter of the noise a bound should pass the claim. {made("audits")}.
+`clipline audit` with 1000 canaries and 10 rounds: lower bounds on epsilon, with 95% confidence for all four. The
+audit has to refute a quarter of the noise, and does so where 1000 canaries are enough. {made("audits")}.
 
 {chr(10).join(lines)}
-""")
-    if "cost" in whole:
-        counts = found("cost")
-        parts.append(f"""## What durability costs
-
-{counts["syncs"]:.0f} syncs take {counts["share"]:.2%} of the time of `clipline train`, the median of
-{counts["jobs"]} jobs. {made("cost")}.
 """)
     return "\n".join(parts)
 
@@ -631,7 +613,7 @@ def found_rows(whole: dict[str, Any]) -> list[str]:
 def main() -> None:
     """One part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = ["kills", "cuts", "corruptions", "rounds", "edits", "audits", "cost", "fuzz", "page"]
+    parts = ["kills", "cuts", "corruptions", "rounds", "edits", "audits", "fuzz", "page"]
     parser.add_argument("part", choices=parts)
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
@@ -647,8 +629,6 @@ def main() -> None:
             keep("fuzz", json.loads(given.file.read_text(encoding="utf-8")))
         elif given.part in ("edits", "audits"):
             keep(given.part, {"edits": edits, "audits": audits}[given.part]())
-        elif given.part == "cost":
-            keep("cost", cost(given.count, folder))
         else:
             warm(folder)
             work = {"kills": kills, "cuts": cuts, "corruptions": corruptions, "rounds": many_rounds}[given.part]
