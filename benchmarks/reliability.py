@@ -516,7 +516,7 @@ not. Caches inside a disk are not simulated.
 
 Runs of {ROUNDS} rounds get SIGKILL at random moments, go on, are killed again, and come to an end. With noise from the
 seed the end must equal the uncut run to the bit. With noise from the system it must have released and charged each
-round once, which is counted since that noise follows from a key.
+round once. That is counted in the last 210 kills, since noise from the system follows from a key.
 {made("kills")}.
 
 {rows_of(found("kills", undercharged=0, **{"ended otherwise": 0, "refused": 0, NOT_ONCE: 0}))}
