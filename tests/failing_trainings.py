@@ -5,6 +5,7 @@ docs/results/failing.md has a row for each. tests/training/test_failing_training
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import clipline as cl
+from clipline.engine.client_rate import DivergingRateWarning
 
 USERS, TESTERS, EXAMPLES, FEATURES, CLASSES = 600, 200, 8, 12, 5
 
@@ -107,18 +109,20 @@ def trained(
     """A short training with settings that work, but for what is given."""
     data = classes() if data is None else data
     torch.set_num_threads(1)
-    training = cl.Training(
-        network() if model is None else model,
-        loss,
-        data.train,
-        rounds=rounds,
-        cohort_size=cohort,
-        local=cl.LocalSGD(lr=client_lr, batch_size=8),
-        clip=clip,
-        server=cl.ServerSGD(1.0, momentum=0.5) if server is None else server,
-        privacy=cl.Privacy(noise_multiplier=z, **privacy),
-        seed=seed,
-    )
+    with warnings.catch_warnings():  # the page is about what is found afterwards
+        warnings.simplefilter("ignore", DivergingRateWarning)
+        training = cl.Training(
+            network() if model is None else model,
+            loss,
+            data.train,
+            rounds=rounds,
+            cohort_size=cohort,
+            local=cl.LocalSGD(lr=client_lr, batch_size=8),
+            clip=clip,
+            server=cl.ServerSGD(1.0, momentum=0.5) if server is None else server,
+            privacy=cl.Privacy(noise_multiplier=z, **privacy),
+            seed=seed,
+        )
     evaluate = cl.Evaluate(data.test, metric, every=every)
     evaluate.reads_guarantee = False  # accounting takes longer than these rounds
     return training.run([evaluate])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import clipline
-from clipline import LocalSGD, Population
+from clipline import LocalSGD, Population, ServerSGD
 from clipline.engine.choose import make_problem
 from clipline.engine.core.one_by_one import OneByOne
 from clipline.engine.stacked.layers import MatrixLSTM, MaxPool2d, PatchConv2d
@@ -158,7 +158,8 @@ COMPUTE = Compute.__dataclass_fields__
 
 
 def flat_training(model, loss, population, **settings) -> Training:
-    """A `Training` from plain keywords: those of `Privacy` and `Compute` go there."""
+    """A `Training` by the paper's server, from plain keywords: those of `Privacy` and `Compute` go there."""
+    settings.setdefault("server", ServerSGD())
     privacy = Privacy(**{name: settings.pop(name) for name in PRIVACY if name in settings})
     compute = Compute(**{name: settings.pop(name) for name in COMPUTE if name in settings})
     return Training(model, loss, population, privacy=privacy, compute=compute, **settings)
@@ -186,7 +187,7 @@ LOCAL = LocalSGD(lr=0.2, batch_size=8)
 
 def small_training(rounds: int, clip=None, noise_multiplier: float = 0.5, **options) -> Training:
     """A short private training of a linear model in float32."""
-    options = {"privacy": Privacy(noise_multiplier=noise_multiplier), "seed": 3, **options}
+    options = {"privacy": Privacy(noise_multiplier=noise_multiplier), "seed": 3, "server": ServerSGD(), **options}
     model, population = linear_float32(), small_population()
     return Training(
         model,

@@ -223,14 +223,14 @@ class Settings:
         LOCAL, default=None, own_check=_check_schedule, unset="constant",
     )  # fmt: skip
 
-    server: str = setting(
-        "Optimiser of the server; normalised has a rate of its own.", SERVER, default="sgd",
-        choices=("normalised", "sgd", "adam", "yogi"),
+    server: str | None = setting(
+        "Optimiser of the server; normalised needs no rate.", SERVER, default=None,
+        choices=("normalised", "sgd", "adam", "yogi"), unset="normalised, or sgd where server_lr is given",
     )  # fmt: skip
     server_lr: float | None = setting(
         "Learning rate of the server (sgd, adam, yogi).", SERVER, default=None, above=0, at_most=1e30,
         way_out="1.0 applies the mean update as it is; 0.01 is a usual start for adam and yogi", by_task=True,
-        unset="1.0 for sgd, 0.01 for adam and yogi",
+        unset="none for normalised, 1.0 for sgd, 0.01 for adam and yogi",
     )  # fmt: skip
     server_momentum: float = setting(
         "Momentum of the server (sgd).", SERVER, default=0.9, at_least=0, below=1,

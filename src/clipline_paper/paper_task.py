@@ -43,6 +43,7 @@ def paper_task(
         cohort_size=100,
         client_lr=facts.client_lr,
         batch_size=facts.batch_size,
+        server="sgd",
         server_lr=facts.server_lr,
         fixed_clip=facts.best_clip,
         population_size=facts.stand_in_users,

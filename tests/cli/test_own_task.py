@@ -143,7 +143,8 @@ def test_all_forms_of_data_train(mine, tmp_path, data, users):
     settings = tomllib.loads((tmp_path / "run" / "settings.toml").read_text())
     assert (settings["task"], settings["data"], settings["client_lr"]) == ("mine.py", data, 0.1)
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert list(last)[-2:] == ["accuracy", "loss"]  # the file's own first: reports begin with it
+    metrics = ["accuracy", "loss"]  # the file's own first: reports begin with it
+    assert list(last)[-4:] == [*metrics, *(f"last/{name}" for name in metrics)]  # of the average, and of the last model
 
 
 def test_the_same_users_in_whatever_form_give_the_same_model(mine, tmp_path):

@@ -218,4 +218,4 @@ def test_lines_mark_what_was_found_and_explain_if_asked():
 
 def test_a_lower_server_rate_is_advised_where_noise_is_not_small():
     assert "server rate" not in (noise_rows(0.2, 1000, 50))
-    assert (noise_rows(0.21, 1000, 50))["server rate"].startswith("may have to be lower")
+    assert (noise_rows(0.21, 1000, 50))["server rate"].startswith("SGD's may have to be lower")

@@ -5,7 +5,8 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from clipline import FixedClip, LocalAdam, LocalSGD, QuantileClip, ServerYogi, SettingError
+from clipline import FixedClip, LocalAdam, LocalSGD, QuantileClip, ServerNormalised, ServerSGD, ServerYogi, SettingError
+from clipline.tasks import task_named
 from clipline.tasks.handwriting import TASK
 from clipline.tasks.train_settings import TrainSettings, read_toml
 
@@ -60,6 +61,17 @@ def test_the_number_of_generated_users_is_a_setting_and_so_declared():
     assert (fixed.drawn_users(), fixed.declared_size) == (40_000, None)  # a cohort of those who are there
     with pytest.raises(SettingError, match="population_size=None must be given where users are generated"):
         replace(BASE, population_size=None).drawn_users()
+
+
+def test_the_server_is_normalised_unless_a_rate_or_another_server_is_given():
+    base = replace(BASE, server=None, server_lr=None)
+    assert isinstance(base.server_optimiser(), ServerNormalised)
+    assert replace(base, server_lr=0.5).server_optimiser() == ServerSGD(0.5)
+    assert base.overridden({"server": "sgd"}, "flags").server_optimiser() == ServerSGD(1.0)
+    kept = [task_named(name).settings for name in ("handwriting", "emnist_cr")]
+    assert [type(one.server_optimiser()) for one in kept] == [ServerSGD, ServerSGD]
+    changed = kept[1].overridden({"server": "normalised"}, "flags")
+    assert isinstance(changed.server_optimiser(), ServerNormalised)
 
 
 def test_another_server_brings_its_own_rate():

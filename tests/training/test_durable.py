@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from samples import LOCAL, cross_entropies, linear_float32, small_population
 
-from clipline import RunDirectory, Training
+from clipline import RunDirectory, ServerSGD, Training
 from clipline.errors import RunError
 from clipline.privacy import Ledger
 from clipline.training import durable, run_directory
@@ -86,7 +86,8 @@ def disk(tmp_path):
 def training(noise_source="seed", rounds=6, **changes):
     seed = {"seed": 3} if noise_source == "seed" else {}
     privacy = Privacy(noise_multiplier=0.5, noise_source=noise_source)
-    settings = {"local": LOCAL, "cohort_size": 20, "privacy": privacy, **seed, **changes}
+    server = ServerSGD()  # without an average, which is measured too
+    settings = {"local": LOCAL, "cohort_size": 20, "privacy": privacy, "server": server, **seed, **changes}
     return Training(linear_float32(), cross_entropies, small_population(), rounds=rounds, **settings)
 
 

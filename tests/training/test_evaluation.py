@@ -7,7 +7,7 @@ import torch
 from samples import LOCAL, cross_entropies, cross_entropy, population_of, small_population
 from samples import linear_float32 as linear
 
-from clipline import Population, RunDirectory, Training
+from clipline import Population, RunDirectory, ServerSGD, Training
 from clipline.data.population import share_users
 from clipline.engine.core.precision import PRECISIONS
 from clipline.errors import ModuleError, SettingError
@@ -27,6 +27,7 @@ def training(rounds=5, population=None, model=None, **options):
         cohort_size=20,
         local=LOCAL,
         privacy=Privacy(noise_multiplier=0.5),
+        server=ServerSGD(),  # by which no average of models is measured
         seed=3,
         **options,
     )

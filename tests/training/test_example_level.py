@@ -10,7 +10,7 @@ from samples import ROOT, load_script
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from clipline import FixedClip, LocalSGD, Population, Privacy, ServerSGD, Training
+from clipline import FixedClip, LocalSGD, Population, Privacy, ServerNormalised, Training
 from clipline.errors import PopulationError
 
 
@@ -57,9 +57,9 @@ def test_rows_of_a_dataframe_may_be_users_with_options_of_columns(library):
         Population.from_dataset(frame, [1, 2, 3])
 
 
-def test_the_server_has_momentum_for_users_and_none_for_examples():
-    x, terms = np.ones((4, 1), np.float32), {"rounds": 1, "cohort_size": 2, "local": LocalSGD(1.0)}
-    for population, momentum in ((Population.one_each(x=x), 0.0), (Population.from_arrays([0, 1, 2, 3], x=x), 0.9)):
+def test_the_server_needs_no_rate_and_the_average_of_models_is_given_for_users_and_for_examples():
+    x, terms = np.ones((4, 1), np.float32), {"rounds": 4, "cohort_size": 2, "local": LocalSGD(1.0)}
+    for population in (Population.one_each(x=x), Population.from_arrays([0, 1, 2, 3], x=x)):
         made = Training(
             nn.Linear(1, 1),
             lambda model, batch: model(batch["x"]).mean(),
@@ -67,7 +67,8 @@ def test_the_server_has_momentum_for_users_and_none_for_examples():
             privacy=Privacy(epsilon=9.0),
             **terms,
         )
-        assert made.server == ServerSGD(1.0, momentum=momentum)
+        assert made.server == ServerNormalised(0.37 / 4**0.5)
+        assert made.average
 
 
 def test_halves_subsets_and_stores_stay_at_the_level_of_examples(tmp_path):

@@ -37,7 +37,8 @@ def test_the_folder_has_the_model_and_its_card_for_people_and_programs(saved):
     with safe_open(path / "model.safetensors", "pt") as file:
         assert json.loads(file.metadata()["card"]) == card
     assert card["guarantee"]["text"] == str(result.guarantee)
-    assert (card["rounds"], card["stopped"], card["metrics"]) == (2, "finished", {"accuracy": 0.25, "loss": None})
+    metrics = {"accuracy": 0.25, "loss": None, "last/accuracy": 0.25, "last/loss": None}  # of the average, and the last
+    assert (card["rounds"], card["stopped"], card["metrics"]) == (2, "finished", metrics)
     assert card["fields"] == {"x": {"dtype": "float64", "shape": [6]}, "y": {"dtype": "int64", "shape": []}}
     assert (card["settings"]["local"]["lr"], card["settings"]["cohort_size"]) == (0.25, 20)
     assert (card["resolved"]["parameters"], card["resolved"]["users"]) == (18, 60)

@@ -38,7 +38,7 @@ _EXPLANATIONS = {  # a line below the line of this name, where that is asked for
     "parameters": "every parameter gets the same noise: its norm grows with the root of their number",
     "can it train?": "no mean is longer than a clip; R clips of noise take 1 + R^2 times the rounds (plan.md)",
     "typical update": "assumed, as measured on handwriting; over rounds noise averages out, what users share adds up",
-    "server rate": "its best rates: 0.3 at 0.5 clips, 0.1 at 1, 0.03 at 2; clipline tune searches yours",
+    "server rate": "SGD's best: 0.3 at 0.5 clips, 0.1 at 1, 0.03 at 2; the normalised server needs none",
     "larger cohort": "the noise is divided by the cohort, and grows more slowly than it: the paper's own remedy",
     "more users": "the same share of more users takes part each round: nearly the same noise, divided by more users",
     "fewer parameters": "a smaller model, or a large one of which most is frozen",
@@ -278,7 +278,7 @@ def noise_rows(ratio: float, parameters: int, cohort_size: int) -> dict[str, str
         f"two users' have a cosine of {TYPICAL_COSINE:g}",
     }
     if (rate := rate_text(ratio)) is not None:
-        rows["server rate"] = rate
+        rows["server rate"] = f"SGD's {rate}"
     return rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,9 @@ def asked(task: str, given: dict[str, Any]) -> Question:
         raise refuse("clip", file["clip"], "'quantile' to tune, which leaves no clip to search", "drop it")
     users = given.get("users", file.get("population_size"))
     chosen, trial, private = _resolved(task, settings, proxy, data, private_search, users, given.get("proxy_users"))
+    trial = replace(
+        trial, server=trial.server or "sgd"
+    )  # whose rate is searched, also where a training would need none
     # Of a private search the runs themselves are final. Adam and Yogi read how long single releases are.
     independent = given.get("independent_noise") or file.get("noise") == "independent" or private_search
     banded = not independent and trial.server not in ("adam", "yogi")

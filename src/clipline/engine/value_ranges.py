@@ -57,7 +57,7 @@ def warn_of_ranges(problem: Problem) -> None:
     else:
         model.load(model.initial)
     with problem.users_apart(), torch.no_grad():
-        run = partial(_loss_of_one, problem, module)
+        run = partial(loss_of_one, problem, module)
         try:
             check_ranges(examples, run, "the loss", options.get("categories", {}), most_bytes=_FIRST_BYTES)
         except PopulationError as error:
@@ -65,7 +65,7 @@ def warn_of_ranges(problem: Problem) -> None:
             warnings.warn(told, ValueRangeWarning, stacklevel=4)  # who makes the training
 
 
-def _loss_of_one(problem: Problem, module: nn.Module, batch: Batch) -> object:
+def loss_of_one(problem: Problem, module: nn.Module, batch: Batch) -> torch.Tensor:
     """The loss as if one user had this batch. Rows of a matrix that do not exist count as its last, as in training."""
     model, reference = problem.model, None
     for name, field in problem.row_fields.items():

@@ -358,6 +358,7 @@ TASK = Task(
         cohort_size=300,
         client_lr=0.5,
         batch_size=20,
+        server="sgd",  # the paper's: its clip and rates are shown here
         server_lr=1.0,
         fixed_clip=0.7,
         population_size=40_000,

@@ -84,17 +84,22 @@ class TrainSettings(Settings):
         if self.server == "normalised" and self.server_lr is not None:
             way_out = "drop it, or add server='sgd'"
             raise refuse("server_lr", self.server_lr, "left out where server='normalised', which needs none", way_out)
-        if self.server == "normalised":
+        if self.server_name == "normalised":
             return ServerNormalised(momentum=self.server_momentum, lr_schedule=self.server_lr_schedule)
-        if self.server == "sgd":
+        if self.server_name == "sgd":
             return ServerSGD(self.server_rate, self.server_momentum, self.server_lr_schedule)
         kind = ServerAdam if self.server == "adam" else ServerYogi
         return kind(self.server_rate, lr_schedule=self.server_lr_schedule)
 
     @property
+    def server_name(self) -> str:
+        """The server's optimiser, also where it is left out: whoever gives a rate means SGD."""
+        return self.server or ("normalised" if self.server_lr is None else "sgd")
+
+    @property
     def server_rate(self) -> float:
         """The rate of sgd, adam or yogi at the server, also where it is left out."""
-        usual = 1.0 if self.server in ("sgd", "normalised") else 0.01
+        usual = 0.01 if self.server in ("adam", "yogi") else 1.0
         return usual if self.server_lr is None else self.server_lr
 
     def correlation(self) -> IndependentNoise | BandedNoise:
@@ -124,7 +129,7 @@ class TrainSettings(Settings):
         for key, value in changes.items():
             if SETTINGS[key].some_tasks and value is not None and getattr(self, key) is None:
                 raise refuse(key, value, f"left out, as task {self.task!r} has no such setting", "drop it")
-        if changes.get("server", self.server) != self.server:  # the rate of one is none for the other
+        if changes.get("server") not in (None, self.server_name):  # the rate of one is none for the other
             changes = {"server_lr": None, **changes}
         return replace(self, **completed(changes))
 

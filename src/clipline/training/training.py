@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..data.population import Population
 from ..engine.choose import choose_backend, choose_trainer, make_problem
+from ..engine.client_rate import warn_of_rate
 from ..engine.core.one_by_one import OneByOne
 from ..engine.core.personal import PersonalStore
 from ..engine.core.working_model import check_module, uncompiled
@@ -119,7 +120,7 @@ def _misplaced(name: str, value: object, known: Iterable[str]) -> SettingError:
 class Training:
     """Algorithm 1 on a model and the users of a population: checked when it is made, trained by `run()`.
 
-    `privacy` decides the promise, `compute` only the time. The rest decides the result and has the paper's defaults.
+    `privacy` decides the promise, `compute` only the time. The rest decides the result.
 
     If training fails for a user, by a label out of range for instance, that user contributes a zero update and is not
     within the clip. A `ValueRangeWarning` says which values the loss cannot take. What would fail for every user is
@@ -136,7 +137,8 @@ class Training:
       local: How a user trains, `LocalSGD` or `LocalAdam`.
       privacy: The promise.
       clip: How the clip is chosen. Left out, it tracks the median.
-      server: What the server does with the mean update.
+      server: What the server does with the mean update. Left out, `ServerNormalised()`, which needs no rate; the
+        paper has `ServerSGD()`.
       compute: Device, precision and workers.
       seed: Repeats a run: cohorts and noise come from it, and whoever knows it can subtract the noise. Left out, every
         run has a secret key from the operating system, which is destroyed when the run has finished.
@@ -189,8 +191,7 @@ class Training:
     ) -> None:
         clip = QuantileClip() if clip is None else clip
         noise = IndependentNoise() if noise is None else noise
-        if server is None:  # the paper's, or for single examples that of DP-SGD
-            server = ServerSGD(momentum=0.0) if getattr(population, "example_level", False) else ServerSGD()
+        server = ServerNormalised() if server is None else server
         compute = Compute() if compute is None else compute
         _check_parts(population, local, privacy, clip, server, compute, noise)
         check_module(uncompiled(model))
@@ -282,6 +283,7 @@ class Training:
         varying = privacy.sampling != "fixed"
         self.trainer = choose_trainer(compute.engine, self.one_by_one, cohort_size, varying=varying)
         warn_of_ranges(self.problem)
+        warn_of_rate(self.problem, self.one_by_one.made_up)
         assert compute.workers is not None, "resolved above"
         self.upload = upload
         if upload is not None and not hasattr(upload, "simulated"):

@@ -541,7 +541,7 @@ def _rests_on(answer: Answer) -> list[tuple[str, str]]:
         ("rounds", f"{trial.rounds}, of the trial and of the final training alike"),
         ("clip", f"tracks quantile {trial.quantile:g} of the update norms, from {trial.clip_start:g} on"),
         ("local training", f"{trial.client_epochs} epoch(s), batches of {trial.batch_size}"),
-        ("server", f"{trial.server}" + (f", momentum {trial.server_momentum:g}" if trial.server == "sgd" else "")),
+        ("server", trial.server_name + (f", momentum {trial.server_momentum:g}" if trial.server_name == "sgd" else "")),
         ("sampling", "Poisson; every user takes part in a round with the same chance, by a public rate"),
         ("neighbours", f"{target.relation.value} one user"),
         ("users", f"{target.population_size:,}, declared beforehand and not read from the data"),

@@ -1,0 +1,296 @@
+"""Does the untuned normalised server hold on small tasks of users' own, against the best of today's server's grid?
+
+Peer: SGD with momentum at the server, untuned (rate 1) and at nine pairs of client and server rates.
+
+python benchmarks/untuned_examples.py run [--tasks text,recommender] [--seeds 5] [--seconds 600]
+python benchmarks/untuned_examples.py table                             # docs/howto/noise.md
+
+Tasks are the examples of the repository and of docs/howto/own_data.md, with their data, models and own client rates r.
+All runs of a seed train side by side, on one core. A run is a line of `results/untuned/examples.jsonl`; what is there
+already is not run again. `lora` needs the extra `adapters`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import re
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+import clipline as cl
+from clipline.federated.clip_controllers import ClipState
+from clipline.federated.mechanism import Release
+
+HERE = Path(__file__).resolve().parent
+RESULTS, PAGE = HERE / "results" / "untuned" / "examples.jsonl", HERE.parent / "docs" / "howto" / "noise.md"
+SERVER_RATES, CLIENT_FACTORS = (0.3, 1.0, 3.0), (1 / 3, 1.0, 3.0)
+FAR, STARTS = (0.1, 10.0), (0.001, 0.1, 1000.0)  # client rates as factors of r; starts of the clip
+Measure = Callable[[nn.Module], float]
+
+
+class Example(NamedTuple):
+    """One task: what it trains on, how a model is made anew, and what is measured of it."""
+
+    title: str
+    lower: bool  # whether a lower number is better
+    training: dict[str, Any]  # arguments of the example's own training
+    model: Callable[[], nn.Module]
+    measure: Measure
+
+
+class _Caught(Exception):
+    pass
+
+
+def caught(source: str) -> dict[str, Any]:
+    """What a script has made up to its training's `run`, and the arguments of that training as `made`."""
+    made: dict[str, Any] = {}
+
+    class Catching(cl.Training):
+        def __init__(self, model: Any, loss: Any, population: Any, **options: Any) -> None:
+            made.update(options, model=model, loss=loss, population=population)
+
+        def run(self, *_: Any, **__: Any) -> Any:
+            raise _Caught
+
+        @property
+        def engine(self) -> str:
+            return ""
+
+    scope: dict[str, Any] = {"__name__": "example"}
+    own = cl.Training
+    cl.__dict__["Training"] = Catching
+    try:
+        exec(compile(source, "example", "exec"), scope)
+    except _Caught:
+        pass
+    finally:
+        cl.__dict__["Training"] = own
+    return {**scope, "made": made}
+
+
+def _script(name: str) -> dict[str, Any]:
+    return caught((HERE.parent / "examples" / f"{name}.py").read_text(encoding="utf-8"))
+
+
+def _mean(test: cl.Population, of: Callable[..., torch.Tensor]) -> Measure:
+    """The mean over the examples of users who do not train."""
+    batch = {name: torch.as_tensor(np.asarray(field)) for name, field in test.fields.items()}
+    batch = {name: field.float() if field.is_floating_point() else field for name, field in batch.items()}
+    return lambda model: float(of(model, batch).double().mean())
+
+
+def _again(model: nn.Module) -> Callable[[], nn.Module]:
+    """The same model with other first weights."""
+
+    def made() -> nn.Module:
+        other = copy.deepcopy(model)
+        for part in other.modules():
+            if hasattr(part, "reset_parameters"):
+                part.reset_parameters()
+        return other
+
+    return made
+
+
+def own_data() -> Example:
+    """Late rides, of docs/howto/own_data.md."""
+    text = (HERE.parent / "docs" / "howto" / "own_data.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    table = blocks[0].replace("import pyarrow.parquet\n", "")
+    table = re.sub(r"pyarrow\.parquet\.write_table.*", "", table)
+    people = 'import clipline as cl\npeople = cl.Population.from_dataframe(rides, user="rider")\n'
+    split = "train, test = people.split(test=0.1, seed=0)\n"
+    training = next(block for block in blocks if "training = cl.Training(" in block)
+    at = caught(table + people + split + training)
+    measure = _mean(at["test"], at["accuracy"])
+    return Example("own data: late rides", False, at["made"], lambda: nn.Linear(4, 2), measure)
+
+
+def households() -> Example:
+    """examples/first_run.py."""
+    at = _script("first_run")
+    measure = lambda model: at["squared_error"](model)["squared error"]  # noqa: E731
+    return Example("first_run: the next hour; squared error", True, at["made"], _again(at["model"]), measure)
+
+
+def text() -> Example:
+    """examples/text_classification.py."""
+    at = _script("text_classification")
+    return Example("text classification", False, at["made"], lambda: nn.Linear(at["BUCKETS"], 3),
+                   _mean(at["test"], at["accuracy"]))  # fmt: skip
+
+
+def recommender() -> Example:
+    """examples/recommender.py."""
+    at = _script("recommender")
+    error = _mean(at["test"], at["square"])
+    return Example("recommender; error in stars", True, at["made"], at["Films"], lambda model: error(model) ** 0.5)
+
+
+def regression() -> Example:
+    """examples/table_regression.py."""
+    at = _script("table_regression")
+    error = _mean(at["test"], at["square"])
+    return Example("table regression; error in minutes", True, at["made"], at["Minutes"],
+                   lambda model: 20 * error(model) ** 0.5)  # fmt: skip
+
+
+def images() -> Example:
+    """examples/example_level_images.py."""
+    at = _script("example_level_images")
+
+    def accuracy(model: nn.Module) -> float:
+        return float((model(at["test_images"]).argmax(dim=1) == at["test_labels"]).double().mean())
+
+    return Example("example-level images", False, at["made"], _again(at["model"]), accuracy)
+
+
+def lora() -> Example:
+    """examples/adapters.py."""
+    at = _script("adapters")
+    perplexity = cl.Perplexity(at["others"])
+    return Example("LoRA on a language model; perplexity", True, at["made"],
+                   lambda: at["get_peft_model"](copy.deepcopy(at["base"]), at["lora"]),
+                   lambda model: perplexity(model)["perplexity"])  # fmt: skip
+
+
+EXAMPLES = {"own_data": own_data, "first_run": households, "text": text, "recommender": recommender,
+            "regression": regression, "images": images, "lora": lora}  # fmt: skip
+
+
+# ---------------------------------------------------------------- a faster search for the clip
+
+
+@dataclass(frozen=True)
+class SearchState(ClipState):
+    """The clip, on which side of the quantile all fractions were so far, and whether one was on the other."""
+
+    side: int = 0
+    found: bool = False
+
+
+@dataclass(frozen=True)
+class SearchingClip(cl.QuantileClip):
+    """Steps of 2.0 and a fraction clamped to [0, 1] until the fraction first crosses the quantile; then as usual."""
+
+    def init(self) -> SearchState:
+        """The start, with nothing seen."""
+        return SearchState(self.start)
+
+    def update(self, state: ClipState, release: Release) -> SearchState:
+        """A long step or a usual one."""
+        assert isinstance(state, SearchState)
+        assert release.fraction_within is not None
+        side = 1 if release.fraction_within > self.quantile else -1
+        if state.found or state.side * side < 0:
+            usual = super().update(state, release)
+            return SearchState(usual.clip, usual.round_index, side, True)
+        error = min(max(release.fraction_within, 0.0), 1.0) - self.quantile
+        return SearchState(state.clip * math.exp(-2.0 * error), state.round_index + 1, side)
+
+
+# ---------------------------------------------------------------- runs
+
+
+def ways(rate: float, example_level: bool, adaptive: bool, short: bool) -> dict[str, dict[str, Any]]:
+    """Name to the arguments in which a training differs from the example's own; `short`: servers and grid alone."""
+    today = cl.ServerSGD(momentum=0.0) if example_level else cl.ServerSGD()
+    now = {"server": cl.ServerNormalised()}
+    banded = now if example_level else {**now, "noise": cl.BandedNoise()}  # refused where n is declared for examples
+    found: dict[str, dict[str, Any]] = {"today": {"server": today}, "now": now, "now banded": banded}
+    for client in CLIENT_FACTORS:
+        for server in SERVER_RATES:
+            found[f"grid {client:.3g} {server:g}"] = {"server": cl.ServerSGD(server), "rate": client * rate}
+    if short:
+        return found
+    for factor in FAR:
+        found[f"now {factor:g} r"] = {**now, "rate": factor * rate}
+        found[f"today {factor:g} r"] = {"server": today, "rate": factor * rate}
+    for start in STARTS if adaptive else ():
+        for search, clip in (("", cl.QuantileClip(start=start)), (" search", SearchingClip(start=start))):
+            found[f"start {start:g}{search}"] = {**now, "clip": clip}
+            found[f"start {start:g} banded{search}"] = {**banded, "clip": clip}
+            found[f"start {start:g} today{search}"] = {"server": today, "clip": clip}
+    return found
+
+
+def runs(name: str, seed: int, done: set[str], short: bool) -> list[dict[str, Any]]:
+    """Every way that is not done yet, of one seed and side by side."""
+    at = EXAMPLES[name]()
+    own = {key: value for key, value in at.training.items() if key not in ("model", "seed", "server")}
+    local, people = own.pop("local"), own["population"]
+    own["compute"] = cl.Compute(device="cpu", workers=1)
+    adaptive = not isinstance(own.get("clip"), cl.FixedClip)
+    asked = ways(local.lr, people.example_level, adaptive, short)
+    found = [(way, changes) for way, changes in asked.items() if f"{name} {way} {seed}" not in done]
+    trainings = []
+    for _, changes in found:
+        changes = dict(changes)
+        torch.manual_seed(seed)
+        part = replace(local, lr=changes.pop("rate", local.lr))
+        loss, population = own["loss"], own["population"]
+        options = {key: value for key, value in own.items() if key not in ("loss", "population")}
+        trainings.append(
+            cl.Training(at.model(), loss, population, local=part, seed=1000 + seed, **{**options, **changes})
+        )
+    if not trainings:
+        return []
+    lines = []
+    for (way, _), made, result in zip(found, trainings, cl.run_together(trainings), strict=True):
+        with torch.no_grad():
+            values = {"last": at.measure(result.last), "returned": at.measure(result.model)}
+        about = {"key": f"{name} {way} {seed}", "task": name, "way": way, "seed": seed, "rate": made.local.lr}
+        of = {"bands": getattr(made.noise, "bands", 1), "noise_norm": made.noise_norm, "clip": result.reports[-1].clip}
+        lines.append({**about, **values, **of})
+    return lines
+
+
+def run(wanted: argparse.Namespace) -> None:
+    """The seeds of every task in turn, until the time is up."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    until = time.monotonic() + wanted.seconds
+    for seed in range(wanted.seeds):
+        for name in wanted.tasks.split(","):
+            if time.monotonic() > until:
+                return
+            done = {one["key"] for one in _lines(wanted.out)}
+            begun, spent = time.monotonic(), time.process_time()
+            lines = runs(name, seed, done, wanted.short)
+            with wanted.out.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+            print(f"{name} {seed}: {len(lines)} runs, {time.process_time() - spent:.0f} s of one core, "
+                  f"{time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
+
+
+def _lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.is_file() else []
+
+
+def main() -> None:
+    """Run or show."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--tasks", default=",".join(EXAMPLES))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--short", action="store_true", help="leave out other client rates and starts of the clip")
+    wanted = parser.parse_args()
+    run(wanted)
+
+
+if __name__ == "__main__":
+    main()
