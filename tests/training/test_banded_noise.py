@@ -392,7 +392,7 @@ def test_a_report_finds_noise_hopeless_only_by_what_stays_of_it(tmp_path):
 def test_bands_of_ledger_and_settings_are_compared(tmp_path, file, edits, words):
     """More bands, or none, at the rate that belongs to them: nothing else in the files contradicts that."""
     folder = tmp_path / "r"
-    made().run([cl.RunDirectory(folder)])
+    made(seed=1 << 60).run([cl.RunDirectory(folder)])  # one that nobody guesses, of which verify would tell
     assert verify(folder).problems == ()
     text = (folder / file).read_text(encoding="utf-8")
     for pattern, other in edits.items():

@@ -10,7 +10,9 @@ import pytest
 from click.testing import CliRunner
 from safetensors import safe_open
 from safetensors.torch import save_file
+from samples import small_training
 
+import clipline as cl
 from clipline.cli.parser import app
 from clipline.errors import RunError, SettingError
 from clipline.study.report.reading import read_run_directory
@@ -267,3 +269,26 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(copy, name):
     if name == "settings.toml":
         with pytest.raises(SettingError, match=r"cannot be read as TOML .*no regular file but a pipe or a device"):
             read_toml(copy / name)
+
+
+def test_the_model_of_an_interruption_after_which_the_run_went_on_is_no_contradiction(tmp_path):
+    class Stop(cl.Callback):
+        stop_requested = False
+
+        def __init__(self, after, error=None):
+            self.after, self.error = after, error
+
+        def on_round(self, report, state):
+            self.stop_requested = state.round_index == self.after
+            if self.stop_requested and self.error:
+                raise self.error
+
+    def made():
+        return small_training(8, seed=1 << 60)
+
+    made().run([cl.RunDirectory(tmp_path / "r"), Stop(3)])
+    assert verify(tmp_path / "r").problems == ()
+    with pytest.raises(OSError, match="gone"):
+        made().resume(tmp_path / "r", [Stop(6, OSError("gone"))])
+    found = verify(tmp_path / "r")
+    assert (found.problems, found.guarantee.rounds, found.finished) == ((), 6, False)

@@ -50,7 +50,7 @@ def train(
     """Train a task with user-level differential privacy.
 
     Without arguments: handwriting of 40,000 drawn writers at epsilon 4, the clip tracking the median update norm.
-    Ctrl-C ends after the round, with exit code 130; --resume goes on.
+    Ctrl-C or SIGTERM ends after the round, with exit code 130; --resume goes on.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     if model is not None:

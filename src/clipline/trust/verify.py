@@ -267,7 +267,7 @@ def _accounted(entries: Entries, delta: float, relation: Relation) -> tuple[Guar
 def _card(files: RunFiles, guarantee: Guarantee, finished: bool) -> Iterator[str]:
     """Where the model's card tells of another guarantee than the ledger comes to."""
     told = files.card.get("guarantee", {})
-    if not finished and not told:
+    if not finished and told.get("rounds") != guarantee.rounds:  # of an interruption, after which the run went on
         return
     same_version = files.card.get("clipline") == __version__
     for name, value in guarantee_json(guarantee).items():
