@@ -462,7 +462,7 @@ def keep(part: str, value: Any) -> None:
         value = dict(Counter(whole[part]["found"]) + Counter(value))
         commits |= set(whole[part]["commit"].split(", "))
     date = datetime.now(UTC).date().isoformat()
-    whole[part] = {"found": value, "date": date, "commit": ", ".join(sorted(commits))}
+    whole[part] = {**whole.get(part, {}), "found": value, "date": date, "commit": ", ".join(sorted(commits))}
     KEPT.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(whole[part], indent=1))
 
@@ -516,7 +516,7 @@ not. Caches inside a disk are not simulated.
 
 Runs of {ROUNDS} rounds get SIGKILL at random moments, go on, are killed again, and come to an end. With noise from the
 seed the end must equal the uncut run to the bit. With noise from the system it must have released and charged each
-round once, which is counted since that noise follows from a key.
+round once. {whole["kills"].get("note", "")}
 {made("kills")}.
 
 {rows_of(found("kills", undercharged=0, **{"ended otherwise": 0, "refused": 0, NOT_ONCE: 0}))}

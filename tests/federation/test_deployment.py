@@ -102,7 +102,7 @@ def delta_of(epsilon, noise_multiplier, rounds):
 @pytest.mark.deployment
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 def test_a_deployment_goes_on_without_a_node_that_is_killed_and_one_that_is_not_registered(folder, deployment):
-    """Takes about 40 s, most of it waiting: the killed node costs a deadline in each of two rounds."""
+    """Mostly waiting: the killed node costs up to a deadline in each of two rounds. 113 s beside a load of 10."""
     replaced(folder / "app" / "rides" / "task.py", "UPLOAD = cl.SecureSum(18)", "UPLOAD = None")
     begun = time.monotonic()
     deployment.run("./make_certs && ./up")
@@ -130,11 +130,16 @@ def test_a_deployment_goes_on_without_a_node_that_is_killed_and_one_that_is_not_
     assert delta_of(8.0, ledger[0]["noise_multiplier"], ROUNDS) == pytest.approx(released[-1]["delta"], rel=1e-3)
     assert released[-1]["epsilon"] == pytest.approx(8.0, rel=1e-3)
 
-    kept = json.loads((folder / "run" / PARTICIPATIONS).read_text())
+    def read():
+        return json.loads((folder / "run" / PARTICIPATIONS).read_text())
+
+    wait_until(lambda: read()["replies"]["taken"] >= 2 * ROUNDS)  # it is written last of all
+    kept = read()
     asked = ROUNDS + kept["abandoned"]
-    assert list(kept["asked"].values()) == [asked] * 3  # the stranger never is
-    assert kept["replies"]["late or missing"] + kept["replies"].get("error", 0) >= asked  # of the killed node
-    assert kept["replies"]["taken"] >= 2 * ROUNDS
+    killed, *others = sorted(kept["asked"].values())  # the stranger never is
+    assert others == [asked] * 2
+    assert 1 <= killed <= asked  # until Flower sees that it is gone, which takes up to a minute
+    assert kept["replies"]["late or missing"] + kept["replies"].get("error", 0) >= killed
     wait_until(lambda: "No SuperNode found with the given public key" in deployment.log("superlink"))
     assert "Receiving" not in deployment.log("node9")
 

@@ -45,7 +45,8 @@ from clipline.training.run_directory import (
 
 
 def training(noise_source="seed", rounds=6, population=None, **changes):
-    settings = {"local": LOCAL, "seed": 3, "privacy": Privacy(noise_multiplier=0.5, noise_source=noise_source)}
+    privacy = Privacy(noise_multiplier=0.5, noise_source=noise_source)
+    settings = {"local": LOCAL, "seed": 3, "privacy": privacy, "server": ServerSGD()}
     return Training(
         changes.pop("model", None) or linear(),
         cross_entropies,
