@@ -60,6 +60,8 @@ def test_every_link_of_the_docs_leads_somewhere(page):
         if target.startswith("https://"):
             continue
         path, _, anchor = target.partition("#")
+        if path in ("reference/commands.md", "reference/modules.md"):  # made with the site
+            continue
         file = page.parent / path if path else page
         assert file.exists(), target
         assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), target

@@ -97,6 +97,7 @@ def test_epsilon_is_accounted_once_a_run(tmp_path, monkeypatch):
     assert record.guarantee["private"]
 
 
+@pytest.mark.filterwarnings("ignore::clipline.engine.client_rate.DivergingRateWarning")
 def test_a_diverged_run_is_a_result_and_ends_early(tmp_path):
     lost = seeds(1, clip="none", client_lr=1e30, server_lr=1e30, rounds=40)
     diverged, fine = Study(tmp_path, tiny_task()).results([*lost, *seeds(1)])

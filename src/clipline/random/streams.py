@@ -118,8 +118,9 @@ class Streams:
         return int.from_bytes(self._digest(purpose, round_index)[:8], "little")
 
     def _digest(self, purpose: str, round_index: int, size: int = 16) -> bytes:
-        key = self.key.unprivate_bytes if self.noise_source == "system" else b""
-        return _hash(f"clipline/{self.seed}/{purpose}/{round_index}", key, size)
+        if self.noise_source == "system":  # the key alone: a resume may have another seed
+            return _hash(f"clipline/{purpose}/{round_index}", self.key.unprivate_bytes, size)
+        return _hash(f"clipline/{self.seed}/{purpose}/{round_index}", size=size)
 
 
 def _hash(text: str, key: bytes = b"", size: int = 16) -> bytes:

@@ -8,8 +8,10 @@ rounds, which is saved: whoever has it can subtract it, and such a checkpoint is
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import re
+import sys
 import threading
 import time
 import warnings
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from .training import Training
 
 _VERSION = "2"
+_ITS_VERSION = ("clipline", "clipline_paper", "torch", "numpy")  # is compared: their code need not be
 _PERSONAL = "unprivate personal."  # begins the names of tensors that are outside the release
 _NOISE = "unprivate noise "  # the same of earlier noise: the last round's is number 0
 _CHECKSUM = re.compile("[0-9a-f]{32}")  # of which a reader learns no more than that it is another
@@ -273,9 +277,10 @@ _MAY_DIFFER = ("seed", "compute.workers", "compute.device")
 class Circumstances:
     """What must be the same when a run is resumed, as text, a line each.
 
-    With noise from the seed, a round that is run again has the same noise. Had anything of this changed in between, the
-    difference of its two releases would show the data. The lines are those of `describe` and of `same` (what the caller
-    adds, such as a name for the loss), the versions, what computes, and checksums of the model and the data.
+    A round that is run again has the same noise, from the seed or from the key of the run. Had anything of this changed
+    in between, the difference of its two releases would show the data. The lines are those of `describe` and of `same`
+    (what the caller adds, such as a name for the loss), the versions, what computes, and checksums of the model and the
+    data.
 
     Left out is what changes no release, or rounding alone: the number of workers. Where the data lie makes no
     difference either. The code of a model and of a loss cannot be seen from here; of a model, layers and values that
@@ -290,12 +295,13 @@ class Circumstances:
             "numpy version": np.__version__,
             "device in use": device_name(training.device),
             "engine in use": in_use(training),
+            "on_error": training.problem.on_error,
         }
         if isinstance(mechanism := training.algorithm.mechanism, BandedMechanism):  # computed again on a resume
             facts |= {"scipy version": scipy.__version__, "coefficients of the noise": mechanism.coefficients_hash}
         if draws_on_device(training.problem):  # its logarithms, in numbers of the tail, are rounded otherwise
             facts["noise"] = "drawn by the GPU"
-        if training.privacy.noise_source == "seed":  # else a round that is run again draws afresh, whatever the seed
+        if training.privacy.noise_source == "seed":  # else a round that is run again draws from the key
             facts[_SEED] = str(training.seed)
         chosen = {**(same or {}), **settings}
         lines = {name: json.dumps(value, ensure_ascii=False, default=str) for name, value in chosen.items()}
@@ -320,6 +326,73 @@ def model_fingerprint(model: nn.Module) -> str:
             values = tensor.detach().cpu().contiguous().reshape(-1)
             digest.update(values.view(torch.uint8).numpy().data if values.numel() else b"")
     return digest.hexdigest()[:32]
+
+
+def code_fingerprint(*things: Any) -> str:
+    """A checksum of the code of functions and of objects' classes, with what they use of their own modules.
+
+    What comes from installed packages goes by its name, and so does what has no code in Python.
+    """
+    digest, known = hashlib.sha256(), set[int]()
+
+    def add(thing: Any, module: str | None) -> None:
+        if isinstance(thing, partial):
+            for used in (*thing.args, *thing.keywords.items()):
+                add(used, module)
+        thing = inspect.unwrap(thing.func if isinstance(thing, partial) else thing)
+        thing = getattr(thing, "__func__", thing)  # of a method
+        if isinstance(thing, CodeType):
+            constants = [one for one in thing.co_consts if not isinstance(one, CodeType)]
+            digest.update(repr((thing.co_code, thing.co_names, [_steady(one) for one in constants])).encode())
+            for one in thing.co_consts:
+                if isinstance(one, CodeType):
+                    add(one, module)
+            return
+        if not isinstance(thing, type | FunctionType):
+            if isinstance(thing, _PLAIN):
+                digest.update(_steady(thing).encode())
+                return
+            held = {**getattr(thing, "__dict__", {}), "training": None}  # a mode, set while it is used
+            digest.update(
+                repr([(name, _steady(one)) for name, one in held.items() if isinstance(one, _PLAIN)]).encode()
+            )
+            thing = type(thing)
+        digest.update(thing.__qualname__.encode())
+        if id(thing) in known or (module is not None and thing.__module__ != module) or _installed(thing.__module__):
+            return
+        known.add(id(thing))
+        parts = [*vars(thing).items()] if isinstance(thing, type) else [("", thing.__code__)]
+        for name, part in parts:
+            part = part.fget if isinstance(part, property) else getattr(part, "__func__", part)
+            if not name.startswith("__") or isinstance(part, FunctionType):
+                add(part, thing.__module__)
+        if isinstance(thing, type):
+            for base in thing.__bases__:
+                add(base, None)
+            return
+        for used in (*(thing.__defaults__ or ()), *inspect.getclosurevars(thing).nonlocals.values()):
+            add(used, thing.__module__)
+        for name in thing.__code__.co_names:
+            if name in thing.__globals__:
+                add(thing.__globals__[name], thing.__module__)
+
+    for thing in things:
+        add(thing, None)
+    return digest.hexdigest()[:32]
+
+
+_PLAIN = (int, float, str, bytes, bool, tuple, frozenset, type(None))  # compared by their values
+
+
+def _steady(value: Any) -> str:
+    """A text that is the same in every process: of a set in order."""
+    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
+
+
+def _installed(module: str) -> bool:
+    path = getattr(sys.modules.get(module), "__file__", None)
+    unwritten = path is None and module != "__main__"
+    return unwritten or "site-packages" in str(path) or module.split(".")[0] in _ITS_VERSION
 
 
 def _flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

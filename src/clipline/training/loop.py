@@ -147,9 +147,10 @@ class Run:
         # Those that write the ledger come first: a round is on record before anything else is done with it.
         self._callbacks = sorted(_checked(callbacks), key=lambda callback: not hasattr(callback, "charged"))
         self._state = training.init() if state is None else _gone_on(state, training)
-        if self._state.noise is not None and sum(hasattr(one, "charged") for one in self._callbacks) > 1:
+        goes_on = self._state.noise is not None or training.privacy.noise_source == "system"
+        if goes_on and sum(hasattr(one, "charged") for one in self._callbacks) > 1:
             way_out = "give one, and copy the folder when the run has ended"
-            raise refuse("callbacks", "two run directories", "one, as both could go on with one banded noise", way_out)
+            raise refuse("callbacks", "two run directories", "one, as both could go on with the same noise", way_out)
         if self._state.round_index > training.rounds:
             limit = f"at most the {training.rounds} rounds of the training"
             raise refuse("state.round_index", self._state.round_index, limit, "raise rounds")

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import RunError, SettingError, check_whole, refuse, regular
+from ..federated.mechanism import BandedMechanism
 from ..federated.round import TrainState
 from ..metric_direction import HIGHER, LOWER
 from ..privacy.ledger import Ledger, ledger_line
 from ..settings import toml_text
 from . import durable
 from .callbacks import Callback
-from .checkpoint import CheckpointWriter, Circumstances, load_last, load_personal, save_checkpoint
+from .checkpoint import CheckpointWriter, Circumstances, code_fingerprint, load_last, load_personal, save_checkpoint
 from .curves import draw_curves, quantile_of, why_void
 from .durable import DirectoryLock
 from .model_card import card_metadata, card_of, describe, resolved, save_model, where_it_ran
@@ -172,12 +173,15 @@ class RunDirectory(Callback):
             after = max([0, *(one["round"] + 1 - state.round_index for one in known)])  # rounds after the checkpoint
             seen = state.ledger.add(training.algorithm.next_event(state), after)
             charged = max(seen, written, key=lambda ledger: ledger.rounds)
+            charged = charged.with_statistics(training.preprocessing.events)
             self._write_ledger(charged)
             self.rounds_before = [one for one in known if one["round"] < state.round_index]
             durable.write(self.path / METRICS, _json_lines(self.rounds_before))
             if self.facts is None:
                 self.facts = read_facts(self.path)
-            same = self._same_draws(training, state.ledger)
+            banded = isinstance(training.algorithm.mechanism, BandedMechanism)
+            lost = banded and state.noise is None and training.privacy.noise_source == "system"  # its key is of no use
+            same = not lost and self._same_draws(training, state.ledger)
             if not same:
                 # Other noise after rounds that were released already must not share earlier noise with them.
                 noise = None if charged.rounds > state.ledger.rounds else state.noise
@@ -201,7 +205,8 @@ class RunDirectory(Callback):
         """Whether rounds after a state with this ledger draw what they drew before; if by a key, it is put in place.
 
         A state that was stored before the key was drawn belongs to an earlier key, and has fewer rounds charged. Other
-        numbers of workers and threads round otherwise, and the same noise twice would show the difference.
+        numbers of workers and threads round otherwise, other code computes something else, and the same noise twice
+        would show the difference.
         """
         if training.privacy.noise_source == "seed" or not training.replays:
             return training.privacy.noise_source == "seed"
@@ -429,8 +434,11 @@ def _shapes(state: TrainState) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 
 def _rounding(training: Training) -> str:
-    """What may change how sums round without changing anything else."""
-    return f"{training.workers}-workers-{torch.get_num_threads()}-threads"
+    """What may change a sum without changing anything that a resume is refused for: rounding, and the code."""
+    parts = [training.problem.loss, training.algorithm.controller, training.server]
+    code = code_fingerprint(*parts, *training.problem.model.module.modules())
+    kernels = "with" if torch.backends.mkldnn.enabled else "without"
+    return f"{training.workers}-workers-{torch.get_num_threads()}-threads-{kernels}-mkldnn-code-{code}"
 
 
 def _ledger_lines(ledger: Ledger) -> str:

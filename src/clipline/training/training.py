@@ -141,7 +141,7 @@ class Training:
         paper has `ServerSGD()`.
       compute: Device, precision and workers.
       seed: Repeats a run: cohorts and noise come from it, and whoever knows it can subtract the noise. Left out, every
-        run has a secret key from the operating system, which is destroyed when the run has finished.
+        run has a secret key from the operating system, whose file is deleted when the run has finished.
       on_error: "zero" as above. "raise" shows a user's error, for study; the guarantee does not cover that, and says
         so.
       trial_batch: Field name to a few examples of your own making, for a loss that cannot take any numbers.

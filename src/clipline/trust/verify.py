@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import CliplineError, RunError
+from ..errors import CliplineError, RunError, regular
 from ..privacy.accountant import account, account_renyi
 from ..privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSampling, PoissonSampling
 from ..privacy.guarantee import Guarantee
@@ -224,19 +224,22 @@ def _bands(files: RunFiles) -> Iterator[tuple[str, object]]:
 
 
 def _drawn(event: GaussianEvent, cohort: int, users: int) -> bool:
-    """Whether an event is of the sampling that settings tell of; of others than Poisson and fixed size, unknown."""
+    """Whether an event is of the sampling that settings tell of, which is Poisson or of a fixed size."""
     if isinstance(event.sampling, FixedSizeSampling):
         return (event.sampling.cohort_size, event.sampling.population_size) == (cohort, users)
     groups = event.sampling.bands if isinstance(event.sampling, GroupedPoissonSampling) else 1
     is_poisson = isinstance(event.sampling, PoissonSampling | GroupedPoissonSampling)
-    return not is_poisson or _alike(event.sampling.rate, groups * cohort / users)
+    return is_poisson and _alike(event.sampling.rate, groups * cohort / users)
 
 
 def _charged(files: RunFiles, ledger: Ledger) -> Ledger:
     """The ledger; where a metric ended the run, with all planned rounds, since when it ended tells of the data."""
     covered, planned = files.card.get("guarantee", {}).get("rounds"), files.settings.get("rounds")
     updates = [event for event in ledger.events if event.statistic is None]
-    if files.card.get("stopped") != "early" or covered != planned or len(updates) != 1 or not isinstance(covered, int):
+    stopped = files.card.get("stopped")
+    if not isinstance(covered, int) or len(updates) != 1:
+        return ledger
+    if stopped != "early" and not (stopped == "interrupted" and covered == planned):
         return ledger
     return ledger.add(ledger.next_event, max(0, min(covered, 1 << 40) - ledger.rounds))
 
@@ -326,6 +329,8 @@ def _settings(files: RunFiles) -> Iterator[str]:
     """Where the card has other settings than the file, or the file than what it notes of them."""
     about = files.card.get("settings")
     for name, value in flat(about).items() if isinstance(about, dict) else ():
+        if name in ("compute.workers", "compute.device"):  # a resume may change them
+            continue
         short = _SHORT_NAMES.get(name, name.removeprefix(_LIBRARY))
         noted = files.settings.get(name, files.settings.get(short))
         same_kind = type(noted) is type(value) or (_number(noted) is not None and _number(value) is not None)
@@ -427,6 +432,7 @@ SIGNATURE = "seal.sig"
 
 def sign_run(path: Path, key: Path) -> Path:
     """Sign the seal with an SSH key, into seal.sig of the run."""
+    regular(key)
     signed = _ssh_keygen(["sign", "-f", str(key), "-n", _NAMESPACE], _sealed(path), f"the key {str(key)!r}")
     (path / SIGNATURE).write_bytes(signed)
     return path / SIGNATURE
@@ -437,6 +443,7 @@ def check_signature(path: Path, signers: Path) -> str:
     file = str(path / SIGNATURE)
     if not (path / SIGNATURE).is_file():
         raise RunError(f"{file!r} does not exist: sign the run with --sign KEY first")
+    regular(signers)
     by = f"{file!r} and {str(signers)!r}"
     name = _ssh_keygen(["find-principals", "-f", str(signers), "-s", file], b"", by).decode().splitlines()[0]
     _ssh_keygen(["verify", "-f", str(signers), "-I", name, "-n", _NAMESPACE, "-s", file], _sealed(path), by)

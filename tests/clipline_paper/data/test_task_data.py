@@ -162,6 +162,7 @@ def test_data_in_a_file_and_other_data_on_the_command_line(clipline, prepared, t
 def test_users_of_a_store_are_public_unless_another_number_is_declared(clipline, prepared, tmp_path):
     prepared("shakespeare", to="plays")  # 2 users
     flags = ["train", "shakespeare", "--data", "plays", "--rounds", 2, "--noise-multiplier", 0.1, "--json"]
+    flags += ["--seed", 2**61]  # to be made again
     code, out, err = clipline(*flags, "--cohort-size", 2, "--out", "counted")
     assert code == 0, err
     counted = json.loads(out)
