@@ -190,7 +190,7 @@ BUDGETS = {
     "study": 4118,
     "tasks": 1623,
     "training": 4364,
-    "trust": 1796,
+    "trust": 1798,
 }
 
 

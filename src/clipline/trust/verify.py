@@ -21,7 +21,7 @@ from typing import Any
 from .. import __version__
 from ..errors import CliplineError, RunError, regular
 from ..privacy.accountant import account, account_renyi
-from ..privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSampling, PoissonSampling
+from ..privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSampling, NoSampling, PoissonSampling
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
@@ -224,7 +224,9 @@ def _bands(files: RunFiles) -> Iterator[tuple[str, object]]:
 
 
 def _drawn(event: GaussianEvent, cohort: int, users: int) -> bool:
-    """Whether an event is of the sampling that settings tell of, which is Poisson or of a fixed size."""
+    """Whether an event is of the sampling that settings tell of: Poisson, fixed, or none, which costs most."""
+    if isinstance(event.sampling, NoSampling):
+        return True
     if isinstance(event.sampling, FixedSizeSampling):
         return (event.sampling.cohort_size, event.sampling.population_size) == (cohort, users)
     groups = event.sampling.bands if isinstance(event.sampling, GroupedPoissonSampling) else 1
