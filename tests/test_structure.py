@@ -182,7 +182,7 @@ BUDGETS = {
     "data": 4920,
     "engine": 10662,
     "federated": 1868,
-    "federation": 1950,
+    "federation": 1959,
     "privacy": 4444,
     "random": 500,
     "root files": 1522,

@@ -16,9 +16,11 @@ looks at everything (docs/howto/federation.md). Everything is made for one round
 from __future__ import annotations
 
 import json
+import math
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -330,15 +332,13 @@ class SumServer:
         chosen = senders[: self.plan.threshold]
         weights = lagrange(chosen)
         for number in self._boxes:
-            for _ in range(_TRIES):
-                secret = combined({sender: self._answers[sender][number] for sender in chosen}, weights)
+            for some in chain([chosen], _some_of(senders, self.plan.threshold)):
+                if some is not chosen:
+                    chosen, weights = some, lagrange(some)
+                secret = combined({sender: self._answers[sender][number] for sender in some}, weights)
                 if secret is not None and (number in self._alive or self._is_key_of(number, secret)):
                     found[number] = secret
                     break
-                if len(senders) == self.plan.threshold:
-                    break
-                chosen = secrets.SystemRandom().sample(senders, self.plan.threshold)
-                weights = lagrange(chosen)
         self._unfit = self._boxes.keys() - found.keys()
         if self._unfit:
             raise RoundAbandoned(f"the shares of {len(self._unfit)} clients' secrets do not fit together")
@@ -353,6 +353,15 @@ class SumServer:
         if left < self.plan.least_survivors:
             raise RoundAbandoned(f"{left} clients are left, {self.plan.least_survivors} are needed")
         self._stage += 1
+
+
+def _some_of(senders: list[int], count: int) -> Iterator[list[int]]:
+    """So many of the senders in every way, where there are few ways; otherwise in some ways by chance."""
+    if math.comb(len(senders), count) <= _TRIES:
+        yield from map(list, combinations(senders, count))
+        return
+    for _ in range(_TRIES):
+        yield secrets.SystemRandom().sample(senders, count)
 
 
 class _Masks:
