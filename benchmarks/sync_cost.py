@@ -3,7 +3,10 @@
 Peer: the same training with every sync of files and folders left out. Run `python benchmarks/sync_cost.py` in the
 installed environment. Turns alternate in one process. Each row is a training; the latency of the disk is measured
 first, as an append of one line with its sync.
-The last result is in benchmarks/results/details/durability.md.
+
+Last result, 2026-11-19, x86_64, 2 idle cores, ext4 with 0.11 ms an append, torch 2.13.0, 3 turns, ms a round with and
+without syncs: main job, noise from a seed 132.0 and 137.0 (-3.6%); main job, from the system 119.2 and 124.8 (-2.6%);
+30 users a round, from a seed 36.3 and 36.0 (+0.3%). So the cost is below what these timings can tell, and below 2%.
 """
 
 from __future__ import annotations
