@@ -14,6 +14,7 @@ from .comparison import DATA, Comparison
 from .tables import by_arithmetic, short
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+from clipline.plotting import PALETTE, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 Drawn = list[Any]  # times; whether they are estimated
 Bars = dict[str, dict[str, dict[str, Drawn]]]  # machine and arithmetic -> task -> bar
 BARS = {  # label -> colour
-    "whole training, real users, against pfl-research": "#0b6e8f",
-    "whole training, even users, against pfl-research": "#7fb6c8",
-    "a warm round, made-up users, against pfl-research": "#e07a1f",
-    "a warm round, made-up users, against FedJAX": "#3f8f4f",
-    "a warm round, made-up users, against Flower": "#6b4fa0",
+    "whole training, real users, against pfl-research": PALETTE[0],
+    "whole training, even users, against pfl-research": PALETTE[5],
+    "a warm round, made-up users, against pfl-research": PALETTE[4],
+    "a warm round, made-up users, against FedJAX": PALETTE[2],
+    "a warm round, made-up users, against Flower": PALETTE[3],
 }
 _TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
@@ -56,8 +57,6 @@ def drawn_in(path: Path) -> Bars | None:
 def draw(numbers: Bars, path: Path) -> None:
     """Write the picture as PNG, with its numbers in it, so that a test can tell whether it is up to date."""
     from matplotlib.patches import Patch
-
-    from clipline.plotting import new_figure
 
     panels = {name: tasks for name, tasks in numbers.items() if tasks}
     tall = [sum(max(1, len(found)) + 0.6 for found in tasks.values()) for tasks in panels.values()]
