@@ -130,27 +130,8 @@ def test_no_module_imports_itself_by_way_of_others():
 
 def test_the_import_reader_sees_imports():
     assert {"engine", "errors", "federated", "privacy", "random"} <= imported_rooms(SOURCE / "training" / "training.py")
-    assert "federated" in imported_rooms(SOURCE / "engine" / "stacked" / "trainer.py")  # two rooms up
     assert "tasks" in imported_rooms(SOURCE / "__init__.py")  # under TYPE_CHECKING
-    assert "clipline.tasks" not in imported_modules("clipline")
     assert "clipline.engine.core.problem" in imported_modules("clipline.engine.stacked.trainer")
-
-
-def test_privacy_code_knows_no_array_framework_but_numpy():
-    names = {
-        name.split(".")[0]
-        for path in FILES
-        if room(path) == "privacy"
-        for node in ast.walk(parsed(path))
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom) and not node.level
-            else []
-        )
-    }
-    assert not names & {"torch", "jax", "tensorflow", "safetensors", "click", "rich", "matplotlib"}
 
 
 def test_only_the_mechanism_makes_a_release():
