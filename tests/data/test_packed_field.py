@@ -107,9 +107,7 @@ def test_entries_may_be_vectors(long, monkeypatch):
         ([0, 2, 1, 3], "rise by -1 to 2 but must by 0 to the width of 2"),  # one row would be another user's
         ([0, 3, 3, 3], "rise by 0 to 3"),
         ([1, 2, 3, 3], "go from 1 to 3 but must go from 0 to 3"),
-        ([0, 1, 2], "go from 0 to 2"),
         ([[0, 3]], "must be int64 with one axis"),
-        ([0.0, 3.0], "must be int64 with one axis"),
         ([], "must be int64 with one axis"),
     ],
 )

@@ -4,9 +4,8 @@ import pytest
 from clipline import SettingError, task_named
 from clipline.data import task_stores
 from clipline.data.store import write_store
-from clipline.data.task_stores import data_set_of, data_used, find_store, open_store
+from clipline.data.task_stores import data_used, find_store, open_store
 from clipline.errors import PopulationError
-from clipline_paper.facts import FACTS
 
 
 def write(folder, users=4, **changes):
@@ -16,13 +15,6 @@ def write(folder, users=4, **changes):
         tokens = np.ones((2 * count, 21), np.int16)
         write_store(folder / split, [(ids, {"tokens": tokens, "other": ids})], known_users=range(count), **facts)
     return folder
-
-
-def test_every_task_of_the_paper_has_its_data_set():
-    assert {task: data_set_of(task) for task in [*FACTS, "handwriting"]} == {
-        "emnist_cr": "emnist", "emnist_ae": "emnist", "cifar100": "cifar100", "shakespeare": "shakespeare",
-        "so_nwp": "stackoverflow", "so_lr": "stackoverflow", "handwriting": None,
-    }  # fmt: skip
 
 
 def test_the_numbers_of_users_are_those_of_the_store_unless_one_is_declared(tmp_path):
