@@ -1,4 +1,4 @@
-"""Stand-ins keep to the tasks' formats, and a simple guess from other users' examples beats the commonest answer."""
+"""Stand-ins can be learned: a simple guess from other users' examples beats the commonest answer."""
 
 import numpy as np
 import pytest
@@ -82,37 +82,3 @@ def test_users_do_not_depend_on_how_many_there_are_and_test_users_are_others(nam
     test = {row.tobytes() for row in make(TEST_FIRST, 6).fields[field]}
     shared = [row.tobytes() in test for row in many.fields[field]]
     assert np.mean(shared) < 0.02  # the shortest sentences meet by chance
-
-
-def test_pictures_are_the_same_every_time_and_their_labels_are_uneven_by_user():
-    first, again = cifar100_users(0, 4), cifar100_users(0, 4)
-    np.testing.assert_array_equal(first.fields["pixels"], again.fields["pixels"])
-    assert [first.size(user) for user in range(4)] == [100] * 4
-    assert np.bincount(first.fields["labels"], minlength=100).tolist() == [4] * 100
-    assert len(np.unique(first.of(0)["labels"] // 5)) < 20
-    other = cifar100_users(TEST_FIRST, 4)
-    assert not {p.tobytes() for p in first.fields["pixels"]} & {p.tobytes() for p in other.fields["pixels"]}
-
-
-def test_stand_ins_keep_to_the_rules_of_the_text_tasks():
-    rows = shakespeare_users(0, 30).fields["tokens"]
-    assert rows.max() == 89
-    assert ((rows == 88).sum(axis=1) <= 1).all()
-    assert (rows[:, 0] == 88).sum() == (rows == 88).sum()  # a snippet begins a row
-    tokens = so_nwp_users(0, 5).fields["tokens"]
-    assert tokens.dtype == np.int16
-    assert (tokens[:, 0] == 10_002).all()
-    full = (tokens[:, 1:] != 0).all(axis=1) & (tokens[:, -1] != 10_003)
-    np.testing.assert_array_equal((tokens == 10_003).sum(axis=1), np.where(full, 0, 1))
-    posts = so_lr_users(0, 5).fields
-    assert posts["weights"].sum(axis=1).max() <= 1 + 1e-5
-    assert ((posts["words"] == 10_000) == (posts["weights"] == 0)).all()
-    assert posts["tags"].max() < 500
-    assert (posts["tags"][:, 0] >= 0).all()
-
-
-def test_nobody_in_the_stack_overflow_stand_in_has_more_than_a_thousand_examples():
-    sizes = np.diff(so_nwp_users(0, 60).offsets)
-    assert sizes.max() == 1000
-    assert sizes.min() >= 1
-    assert 100 < sizes.mean() < 450

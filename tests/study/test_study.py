@@ -7,7 +7,6 @@ import torch
 from study_task import seeds, tiny_task
 
 from clipline.engine.stacked.probe import CannotStack
-from clipline.errors import SettingError
 from clipline.study import execution
 from clipline.study.directory import StudyDirectory
 from clipline.study.execution import Recorder
@@ -49,15 +48,6 @@ def test_results_come_in_order_and_are_never_made_twice(tmp_path, made):
     Study(tmp_path, tiny_task()).results(more)
     assert made == [[0, 1, 2], [3, 0]]
     assert len(StudyDirectory(tmp_path).ids()) == 5
-
-
-def test_a_study_that_has_all_its_runs_loads_no_data(tmp_path):
-    Study(tmp_path, tiny_task()).results(seeds(1))
-
-    def never(settings):
-        raise AssertionError("loaded")
-
-    assert len(Study(tmp_path, replace(tiny_task(), load=never)).results(seeds(1))) == 1
 
 
 def test_side_by_side_gives_what_each_run_gives_alone(tmp_path, made):
@@ -200,30 +190,12 @@ def test_watching_the_norms_changes_no_number(tmp_path):
     assert "unprivate_quantile_0.5" not in plain.rounds
 
 
-def test_a_spec_of_another_task_is_refused(tmp_path):
-    from clipline.study.record import RunSpec
-    from clipline.tasks import task_named
-
-    with pytest.raises(SettingError, match="the task of this study"):
-        Study(tmp_path, tiny_task()).results([RunSpec(replace(task_named("handwriting").settings, seed=0))])
-
-
 def test_groups_are_as_large_as_gains_speed():
     loaded = tiny_task().load(tiny_task().settings)
     (small,), (large,) = seeds(1, cohort_size=10), seeds(1, cohort_size=60)
     assert execution.group_size(small.settings, loaded) == 32
     assert execution.group_size(large.settings, loaded) == 512 // 60
     assert execution.group_size(replace(small.settings, engine="one-by-one"), loaded) == 1
-
-
-def test_threads_are_given_back(tmp_path):
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        Study(tmp_path, tiny_task()).results(seeds(1))
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_full_disk_ends_a_study_at_once_and_trains_nothing_again(tmp_path, monkeypatch):

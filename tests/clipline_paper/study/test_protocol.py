@@ -75,8 +75,6 @@ def test_other_rounds_keep_the_share_that_is_averaged():
     [
         ({"noises": (0.1,)}, "a list with 0"),
         ({"quantiles": (0.5, 1.0)}, r"quantiles=\[0.5, 1.0\] must be different numbers above 0 and below 1"),
-        ({"server_rates": ()}, "server_rates"),
-        ({"quantiles": (0.5, 0.5)}, "must be different numbers"),
         ({"seeds": 0}, "seeds=0 must be at least 1"),
         ({"evaluate_every": 60}, "evaluate_every=60 must be at most average_over=50"),
         ({"epochs": 2}, "protocol has no 'epochs'"),
@@ -85,10 +83,3 @@ def test_other_rounds_keep_the_share_that_is_averaged():
 def test_what_makes_no_study_is_refused(overrides, message):
     with pytest.raises(SettingError, match=message):
         protocol_for("emnist_cr", "small", **overrides)
-
-
-def test_stored_data_bring_their_own_users():
-    protocol = protocol_for("emnist_cr", "smoke")
-    base = protocol.base(task_named("emnist_cr").settings, {"data": "somewhere"})
-    assert (base.population_size, base.test_users) == (None, None)
-    assert protocol.base(task_named("emnist_cr").settings).population_size == 40

@@ -37,13 +37,8 @@ def test_the_clip_tracks_five_quantiles_of_three_populations(tmp_path):
     found = rows(table)
     assert list(found[0])[:6] == ["log_mean", "log_stddev", "quantile", "round", "clip", "true_quantile"]
     assert len(found) == 3 * 5 * 200
-    normal = {
-        0.1: -1.2815515655446004,
-        0.3: -0.5244005127080407,
-        0.5: 0.0,
-        0.7: 0.5244005127080407,
-        0.9: 1.2815515655446004,
-    }
+    ends, between = 1.2815515655446004, 0.5244005127080407
+    normal = {0.1: -ends, 0.3: -between, 0.5: 0.0, 0.7: between, 0.9: ends}
     for row in found:
         truth = math.exp(float(row["log_mean"]) + float(row["log_stddev"]) * normal[float(row["quantile"])])
         assert float(row["true_quantile"]) == pytest.approx(truth, rel=1e-12)

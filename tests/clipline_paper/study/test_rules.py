@@ -52,11 +52,6 @@ def test_a_diverged_run_never_wins(bad, lower):
         assert best_row(order, "metric", lower_is_better=lower)["name"] == "poor"
 
 
-def test_nothing_to_choose_from_is_refused():
-    with pytest.raises(SettingError, match=r"rows=\[\] must hold at least one row"):
-        best_row([], "metric", lower_is_better=False)
-
-
 def test_the_ramp_up_ends_in_the_first_round_near_the_target():
     assert ramp_up_rounds([0.0, 0.0, 0.84, 0.85, 1.0], 0.9) == 3  # 0.84 is 0.06 away, 0.85 exactly 0.05
     assert ramp_up_rounds([0.05], 0.1) == 0
@@ -118,12 +113,6 @@ def test_five_percent_to_the_last_digit():
     assert not within_tolerance(1.0501, 1.0, lower_is_better=True)
     assert not within_tolerance(NAN, 1.0, lower_is_better=True)
     assert not within_tolerance(1.0, None, lower_is_better=True)
-
-
-def test_c_star_is_the_best_fixed_clip_by_the_direction_of_the_metric():
-    rows = [{"clip": 0.3, "metric": 0.02}, {"clip": 0.5, "metric": 0.01}, {"clip": 0.9, "metric": NAN}]
-    assert best_row(rows, "metric", lower_is_better=True)["clip"] == 0.5
-    assert best_row(rows, "metric", lower_is_better=False)["clip"] == 0.3
 
 
 def test_the_bootstrap_of_two_runs_is_known_exactly():

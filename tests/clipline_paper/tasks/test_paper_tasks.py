@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from clipline import LocalSGD, Population, SettingError, task_named
+from clipline import LocalSGD, Population, task_named
 from clipline.errors import PopulationError
 from clipline_paper.facts import ENTRIES, FACTS
 from clipline_paper.paper_task import check_fields
@@ -121,12 +121,3 @@ def test_a_population_without_the_right_fields_is_refused():
     for bad in (np.zeros((2, 20), np.int16), np.zeros((2, 21), np.float32), np.zeros(2, np.int16)):
         with pytest.raises(PopulationError, match="field 'tokens' is"):
             check_fields(Population(np.array([0, 2]), {"tokens": bad}), fields)
-
-
-@pytest.mark.parametrize(("name", "changes"), [
-    ("cifar100", {"classes": 10}), ("so_lr", {"padding_in_loss": False}), ("emnist_cr", {"augment": True}),
-    ("handwriting", {"group_count": 2}), ("shakespeare", {"group_count": 32}),
-])  # fmt: skip
-def test_a_setting_that_a_task_has_not_is_refused(name, changes):
-    with pytest.raises(SettingError, match=f"must be left out, as task '{name}' has no such setting"):
-        task_named(name).settings.overridden(changes, "here")

@@ -8,7 +8,6 @@ import pytest
 from reported_runs import write_run
 from samples import ROOT
 
-from clipline.errors import RunError
 from clipline.study.report import write_report
 from clipline.tasks import title_name
 
@@ -84,14 +83,6 @@ def test_without_javascript_the_statement_and_the_warning_are_there(tmp_path):
     plain = re.search("<noscript>(.*)</noscript>", text, re.DOTALL)[1]
     assert "NOT PRIVATE: no noise was added (r)" in plain
     assert "r: not private: no noise was added" in plain
-
-
-def test_a_place_that_cannot_be_written_is_refused(tmp_path):
-    run = write_run(tmp_path / "r")
-    with pytest.raises(RunError, match="must be a file, and it is a folder"):
-        write_report([run], tmp_path)
-    with pytest.raises(RunError, match="cannot be written"):
-        write_report([run], run / "metrics.jsonl" / "report.html")
 
 
 def test_the_charting_library_keeps_its_licence():
