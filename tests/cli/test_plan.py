@@ -98,18 +98,6 @@ def test_a_plot_is_drawn_once(ask, tmp_path):
     assert "plot='p.png' must be a new file" in ask.refused(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
-def test_a_plan_that_costs_nothing_beyond_its_delta_is_printed(ask, sampling):
-    # One round moves the sum by at most 1/100 of its noise, 2/100 where users are exchanged: the distributions are at
-    # most 2 Phi(0.01) - 1 = 0.008 apart, so that epsilon is 0 at delta 0.1.
-    asked = ["--population-size", 9, "--cohort-size", 5, "--rounds", 1, "--noise-multiplier", 100, "--delta", 0.1]
-    code, out, err = ask(*asked, "--sampling", sampling)
-    assert (code, err) == (0, "")
-    assert out.startswith("(epsilon 0, delta 0.1)-DP")
-    code, out, _ = ask(*asked, "--sampling", sampling, "--json")
-    assert json.loads(out)["epsilon"] == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -218,8 +206,6 @@ def test_the_parameters_of_a_file_are_counted_and_its_adapters_too(ask, tmp_path
 def test_a_file_whose_model_cannot_be_counted_is_refused_in_a_sentence(ask, tmp_path):
     for text, words in (
         ("TASK = 3\n", "defines TASK, whose model depends on its data: give --parameters instead"),
-        ("loss = 3\n", "must define model()"),
-        ("def model():\n    return 3\n", "gave int but must give a torch.nn.Module"),
         ("from torch import nn\ndef model():\n    return nn.ReLU()\n", "one with a parameter to train"),
     ):
         (tmp_path / "m.py").write_text(text)

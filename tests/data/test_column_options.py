@@ -140,13 +140,6 @@ def test_new_data_have_the_types_and_shapes_of_the_population():
             people.fields_of(pa.table(columns))
 
 
-def test_text_where_timestamps_need_dates_says_how_to_write_them(tmp_path):
-    (tmp_path / "t.csv").write_text("u,start\na,Easter 4711\n")
-    with pytest.raises(PopulationError, match="'start' as text but timestamps need dates: write them as") as error:
-        Population.from_table(tmp_path / "t.csv", user="u", timestamps={"start": "hours since 2026-01-01"})
-    assert "4711" not in str(error.value)
-
-
 def test_options_are_checked_whoever_wrote_them(tmp_path):
     with pytest.raises(SettingError, match="'fil' is no option of columns: did you mean 'fill'"):
         Population.from_dataframe(pa.table({"u": [1], "x": [1]}), user="u", fil={"x": 1})

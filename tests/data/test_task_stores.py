@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 
 from clipline import SettingError, task_named
-from clipline.data import task_stores
 from clipline.data.store import write_store
-from clipline.data.task_stores import data_used, find_store, open_store
+from clipline.data.task_stores import data_used, find_store
 from clipline.errors import PopulationError
 
 
@@ -59,18 +58,6 @@ def test_what_was_used_stands_beside_the_results(tmp_path):
     assert used.title == "so_nwp on substitute data of 4 users and 2 to measure on, by hand"
     shared = data_used("so_nwp", "stand-in", "", str(write(tmp_path / "t", shared_users=True)))
     assert shared.measured_on.startswith("other examples of the training users")
-
-
-def test_files_above_the_limit_are_opened_unread(tmp_path, monkeypatch):
-    folder = write(tmp_path / "s")
-    path = folder / "train" / "field.other.npy"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(PopulationError, match=r"field\.other\.npy' has checksum"):
-        open_store(folder, "so_nwp")
-    monkeypatch.setattr(task_stores, "CHECKSUM_BYTES", len(data) - 1)
-    assert len(open_store(folder, "so_nwp")[0]) == 4
 
 
 def test_a_store_is_found_in_a_home_only_where_there_is_one(tmp_path):

@@ -75,18 +75,6 @@ def test_rounds_are_measured_as_the_spec_says(tmp_path):
     assert plain.final["accuracy"] == plain.rounds["accuracy"][-1] == window.final["accuracy"]
 
 
-def test_epsilon_is_accounted_once_a_run(tmp_path, monkeypatch):
-    from clipline.training.training import Training
-
-    calls, real = [], Training.guarantee_of
-    monkeypatch.setattr(
-        Training, "guarantee_of", lambda self, ledger: calls.append(ledger.rounds) or real(self, ledger)
-    )
-    (record,) = Study(tmp_path, tiny_task()).results(seeds(1, noise_multiplier=1.0, count_stddev=5.0))
-    assert calls == [6, 6]  # what is planned, and what was done
-    assert record.guarantee["private"]
-
-
 @pytest.mark.filterwarnings("ignore::clipline.engine.client_rate.DivergingRateWarning")
 def test_a_diverged_run_is_a_result_and_ends_early(tmp_path):
     lost = seeds(1, clip="none", client_lr=1e30, server_lr=1e30, rounds=40)
@@ -188,14 +176,6 @@ def test_watching_the_norms_changes_no_number(tmp_path):
     watched, plain = Study(tmp_path, tiny_task()).results([replace(spec, unprivate_quantiles=True), spec])
     assert watched.rounds["clip"] == plain.rounds["clip"]
     assert "unprivate_quantile_0.5" not in plain.rounds
-
-
-def test_groups_are_as_large_as_gains_speed():
-    loaded = tiny_task().load(tiny_task().settings)
-    (small,), (large,) = seeds(1, cohort_size=10), seeds(1, cohort_size=60)
-    assert execution.group_size(small.settings, loaded) == 32
-    assert execution.group_size(large.settings, loaded) == 512 // 60
-    assert execution.group_size(replace(small.settings, engine="one-by-one"), loaded) == 1
 
 
 def test_a_full_disk_ends_a_study_at_once_and_trains_nothing_again(tmp_path, monkeypatch):

@@ -55,22 +55,6 @@ def test_emnist_from_sqlite_and_hdf5_give_the_same_bytes_with_white_paper(tmp_pa
     assert made == set(before)
 
 
-def test_cifar100_from_sqlite_and_hdf5(tmp_path):
-    rows = [
-        ("test", "7", example(coarse_label=[1], image=image.ravel().tolist(), label=[label]))
-        for label, image in zip(LABELS, PHOTOS, strict=True)
-    ]
-    base = write_sqlite(tmp_path / "cifar100.sqlite", rows)
-    fields = {"coarse_label": np.ones((3, 1), int), "image": PHOTOS, "label": np.array(LABELS)[:, None]}
-    tree = write_hdf5(tmp_path / "fed_cifar100_test.h5", {"7": fields})
-    for name, source in (("a", base), ("b", tree)):
-        prepare("cifar100", source, tmp_path / name, split="test")
-        population = Population.open(tmp_path / name)
-        assert sorted(population.fields) == ["labels", "pixels"]
-        assert np.array_equal(population.of(0)["pixels"], PHOTOS)
-        assert population.of(0)["labels"].tolist() == LABELS
-
-
 def test_both_splits_or_nothing(tmp_path):
     """The second split fails, and of the first nothing stays."""
     write_original(tmp_path / "files", "cifar100", "hdf5")
@@ -125,28 +109,3 @@ def test_the_catalogue_agrees_with_the_paper():
     for data in CATALOGUE.values():
         assert data.downloads[0].url.endswith(".sqlite.lzma")
         assert all(download.sha256 is None or len(download.sha256) == 64 for download in data.downloads)
-
-
-def test_one_packed_file_with_both_splits_is_decompressed_once(tmp_path, monkeypatch):
-    rows = [
-        (split, "7", example(coarse_label=[1], image=image.ravel().tolist(), label=[label]))
-        for split in ("train", "test")
-        for label, image in zip(LABELS, PHOTOS, strict=True)
-    ]
-    plain = write_sqlite(tmp_path / "plain.sqlite", rows)
-    packed = tmp_path / "cifar100.sqlite.lzma"
-    packed.write_bytes(lzma.compress(plain.read_bytes()))
-    before, opened, stages = sorted(tmp_path.rglob("*")), [], set()
-    open_packed = lzma.open
-    monkeypatch.setattr(lzma, "open", lambda raw: opened.append(raw.name) or open_packed(raw))
-    manifests = prepare_task("cifar100", packed, tmp_path / "both", progress=lambda stage, *now: stages.add(stage))
-    assert opened == [str(packed)]
-    assert {"decompressing", "train: reading", "test: grouping"} <= stages
-    assert {split: manifest.source for split, manifest in manifests.items()} == {
-        split: f"cifar100 {split} from cifar100.sqlite" for split in ("train", "test")
-    }
-    assert sorted(path for path in tmp_path.rglob("*") if "both" not in path.parts) == before
-    packed.write_bytes(packed.read_bytes()[:-40])
-    with pytest.raises(PopulationError, match=re.escape(f"{str(packed)!r} cannot be read as TFF's SQLite")):
-        prepare_task("cifar100", packed, tmp_path / "again")
-    assert not (tmp_path / "again").exists()

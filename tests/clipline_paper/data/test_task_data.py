@@ -12,7 +12,6 @@ from tff_layouts import TINY, WORDS, write_original
 from clipline.data.manifest import read_manifest
 from clipline.data.population import Population
 from clipline.data.store import write_store
-from clipline.training.run_directory import RunDirectory
 from clipline_paper.preprocessing import CHARACTERS
 
 # Stores of a few users, for which a hundred and more are declared.
@@ -242,24 +241,3 @@ def test_an_unusable_store_at_the_default_place_is_missing_and_refused(clipline,
     assert "missing: data='clipline-data/shakespeare' must be complete" in clipline("tasks")[1]
     assert "shakespeare: missing: data='clipline-data/shakespeare' must be complete" in clipline("data", "list")[1]
     assert clipline("train", "shakespeare", *FLAGS)[0] == 2
-
-
-@pytest.mark.parametrize("name", ["emoji \U0001f600", 'quote " and \\ and\nline'])
-def test_a_folder_of_any_name_is_trained_on_and_resumed(clipline, prepared, tmp_path, monkeypatch, name):
-    prepared("shakespeare", to=name)
-    on_round = RunDirectory.on_round
-
-    def interrupted(self, report, state):
-        on_round(self, report, state)
-        raise KeyboardInterrupt
-
-    flags = [
-        *["--cohort-size", "2", "--rounds", "2", "--noise-multiplier", "0", "--noise-source", "system", "--out"],
-        f"run {name}",
-    ]
-    with monkeypatch.context() as patched:
-        patched.setattr(RunDirectory, "on_round", interrupted)
-        assert clipline("train", "shakespeare", "--data", name, *flags, "--workers", 1)[0] == 130
-    settings = tomllib.loads((tmp_path / f"run {name}" / "settings.toml").read_text(encoding="utf-8"))
-    assert settings["data"] == name
-    clipline.ok("train", "--resume", f"run {name}", "--workers", 1)

@@ -42,36 +42,11 @@ def test_figure_7_by_hand():
     assert [len(row["runs"].split()) for row in found.tables[""].rows] == [20, 20]
 
 
-def test_a_median_that_is_worst_of_the_six_at_every_noise_is_said():
-    def poor(settings):
-        return quality(settings) - (0.5 if settings.clip == "quantile" and settings.quantile == 0.5 else 0.0)
-
-    said = "on the validation users the median is the worst of the six clips at every noise (one seed)"
-    assert said in fig7(cifar(poor, seeds=2)).summary
-    # With one clip worse than the median at one noise it is not: clip 3.2 is 0.2 behind the best.
-    worse_once = fig7(
-        cifar(lambda s: poor(s) - (0.9 if s.clip == 3.2 and s.noise_multiplier == 0.01 else 0.0), seeds=2)
-    )
-    assert said not in worse_once.summary
-
-
 @pytest.mark.parametrize(("rounds", "said"), [(None, False), (30, True)])
 def test_few_rounds_are_said_to_show_no_finding(rounds, said):
     protocol = protocol_for("handwriting", "smoke", rounds=rounds, average_over=4, evaluate_every=1)
     found = run_experiment("fig3", grid_of(protocol, lambda settings: 0.5))
     assert (found.summary[-1].startswith("this shows that it runs, not the finding")) == said
-
-
-def test_figure_7_compares_at_the_papers_noise_too():
-    # The paper's z* for cifar100 is 0.03. Here 0.03 costs half of what noise 0.1 costs, and neither is too much.
-    loud = 0.1
-    mild = fig7(cifar(lambda settings: quality(settings) + 0.19 * (settings.noise_multiplier == loud), seeds=2))
-    assert mild.numbers["z_star"] == 0.1
-    assert mild.summary[-1] == (
-        "at the paper's z* of 0.03, on the validation users and one seed: median clip accuracy 0.77, "
-        "best fixed clip 0.8 accuracy 0.769"
-    )
-    assert not any("the paper's z*" in line for line in fig7(cifar(seeds=2)).summary)
 
 
 def test_the_final_comparison_is_on_other_users_and_other_seeds():
@@ -97,18 +72,6 @@ def test_how_many_runs_the_papers_protocol_asks_for():
     # 25 pairs and 5 rates; 5 quantiles x 5 rates and the baseline; 5 x 4 x 5; that and the two quantiles of the range;
     # the median and five clips x 4 x 5, two quantiles of the range x 5, and two sides of 20 seeds.
     assert counts == {"learning-rates": 30, "fig3": 26, "fig4": 25, "fig5": 100, "fig6": 110, "fig7": 170}
-
-
-def test_runs_are_shared():
-    asked = {}
-    for what in EXPERIMENTS:
-        grid = cifar()
-        run_experiment(what, grid)
-        asked[what] = {run for run, spec in grid.study.asked.items() if spec.settings.evaluate_on == "validation"}
-    assert asked["fig4"] < asked["fig3"]
-    assert asked["fig4"] < asked["fig5"]
-    assert asked["fig7"] < asked["fig5"] | asked["fig6"]
-    assert asked["fig6"] < asked["fig7"] | asked["fig4"]
 
 
 def test_an_error_is_chosen_low_and_a_diverged_run_never():

@@ -1,13 +1,9 @@
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from clipline import SettingError
 from clipline.engine.stacked.layers import PatchConv2d
-from clipline_paper.tasks import cifar100
 from clipline_paper.tasks.cifar100 import TASK, RandomCrops, ResNet18, central_crops, loss, standardised
 
 
@@ -129,15 +125,3 @@ def test_pitfall_defaults_that_drift_cifar_augments_by_default():
     assert not torch.equal(recorder.seen, standardised(central_crops(pixels(4)), torch.float32))
     loss(recorder, batch, augment=False)
     assert torch.equal(recorder.seen, standardised(central_crops(pixels(4)), torch.float32))
-
-
-def test_the_group_count_is_2_or_32(monkeypatch):
-    built = []
-    monkeypatch.setattr(cifar100, "ResNet18", lambda groups: built.append(groups) or nn.Linear(1, 1))
-    monkeypatch.setattr(cifar100, "evaluator", lambda *args, **more: None)
-    for groups in (2, 32):
-        nobody = SimpleNamespace(user_ids=())
-        cifar100.build(TASK.settings.overridden({"group_count": groups}, "here"), nobody, None).make(0)
-    assert built == [2, 32]
-    with pytest.raises(SettingError, match="group_count=8 must be 2 or 32"):
-        TASK.settings.overridden({"group_count": 8}, "here")

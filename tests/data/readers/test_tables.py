@@ -222,23 +222,6 @@ def test_a_value_of_another_type_in_jsonl_is_told_by_its_column_and_row(tmp_path
     assert "0.5" not in str(error.value)
 
 
-def test_text_is_refused_with_a_way_out_and_taken_with_a_tokeniser(tmp_path):
-    path = tmp_path / "posts.jsonl"
-    path.write_text('{"user": 1, "post": "a bb"}\n{"user": 2, "post": "ccc"}\n')
-    with pytest.raises(PopulationError, match="field 'post' is text but a store holds numbers: leave it out"):
-        write_store(tmp_path / "store", read_table(path, "user"), source="posts")
-
-    def lengths(posts):
-        return np.array([[len(word) for word in ([*post.split(), ""])[:2]] for post in posts], dtype=np.uint8)
-
-    ((ids, fields),) = read_table(path, "user", text=lengths)
-    assert ids.tolist() == [1, 2]
-    assert fields["post"].tolist() == [[1, 2], [3, 0]]
-    np.savez(tmp_path / "posts.npz", user=[1, 2], post=["a bb", "ccc"])
-    ((_, fields),) = read_table(tmp_path / "posts.npz", "user", text=lengths)
-    assert fields["post"].tolist() == [[1, 2], [3, 0]]
-
-
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [

@@ -66,16 +66,6 @@ def test_a_run_that_stopped_by_what_it_measured_is_charged_all_planned_rounds(tm
     assert run.promise.epsilon == pytest.approx(result.guarantee.epsilon)
 
 
-def test_a_report_leads_with_the_metric_that_the_run_directory_was_told_of(tmp_path):
-    measuring = Evaluate(lambda model: {"loss": 0.5, "baseline": 0.1, "accuracy": 0.9}, every=1)
-    small_training(2).run([measuring, RunDirectory(tmp_path / "told", metric="accuracy")])
-    small_training(2).run([Evaluate(measuring.test, every=1), RunDirectory(tmp_path / "not told")])
-    shown = {run["name"]: run for run in content(collect([tmp_path]))["runs"]}
-    for part in ("metrics", "final"):
-        assert list(shown["told"][part]) == ["accuracy", "loss", "baseline"]
-        assert list(shown["not told"][part]) == ["loss", "baseline", "accuracy"]
-
-
 def test_states(tmp_path):
     run = write_run(tmp_path / "r", rounds=10)
     assert collect([run]).runs[0].state == "not ended"
