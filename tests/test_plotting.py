@@ -25,11 +25,6 @@ def test_a_scale_gets_lighter_so_that_no_kind_of_colour_vision_is_needed(scale, 
     assert min(contrast(colour, paper) for colour in scale) > 2
 
 
-def test_the_palette_is_that_of_okabe_and_ito():  # https://jfly.uni-koeln.de/color
-    rgb = [(0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), (0, 0, 0)]
-    assert [tuple(bytes.fromhex(colour[1:])) for colour in PALETTE] == rgb
-
-
 # Linear red, green and blue as seen without M cones, without L cones: Machado, Oliveira, Fernandes 2009, severity 1.
 DEUTERANOPE = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
 PROTANOPE = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]

@@ -135,14 +135,6 @@ def test_the_file_fits_the_table_and_the_label(sales, tmp_path, table, label, cl
     assert list(loaded.evaluate(model)) == [loaded.metric_name, *compared_with, "loss"]
 
 
-def test_columns_of_any_name_are_written_as_they_are(sales, tmp_path):
-    odd = 'a "quoted" \\ name'
-    write_csv(tmp_path / "odd.csv", [{"ünder": f"u{number % 30}", odd: number, "y": number} for number in range(60)])
-    sales.ok("new-task", "odd task", "--table", "odd.csv", "--user", "ünder", "--label", "y")
-    task = own_task("odd task/task.py", {"data": "odd.csv", "seed": 0})
-    assert list(task.load(task.settings).population.fields) == [odd, "y"]
-
-
 def of(table="sales.csv", user="customer", **more):
     return [word for name, value in {"table": table, "user": user, **more}.items() for word in (f"--{name}", value)]
 

@@ -58,17 +58,6 @@ def test_a_warning_is_one_sentence_without_a_place_in_the_code():
     assert ".py" not in done.stderr
 
 
-def test_a_training_file_is_a_question_too(ask, tmp_path):
-    (tmp_path / "t.toml").write_text(
-        "population_size = 40000\ncohort_size = 300\nrounds = 150\nepsilon = 4.0\nserver_lr = 0.5\n"
-    )
-    _, by_file, _ = ask("--config", "t.toml", "--json")
-    _, by_flags, _ = ask(*ASK, "--epsilon", "4", "--json")
-    assert json.loads(by_file) == json.loads(by_flags)
-    _, out, _ = ask("--config", "t.toml", "--noise-multiplier", "1.0", "--json")
-    assert json.loads(out)["found"] == "epsilon"
-
-
 def test_the_plan_of_a_training_names_the_relation_that_the_training_will_name(ask, tmp_path):
     file = tmp_path / "t.toml"
     plan = "cohort_size = 3\nrounds = 15\nepsilon = 4.0\n"

@@ -52,13 +52,6 @@ def test_the_numbers_of_a_row_are_those_of_the_settings(known):
     assert "0.9037 clips a coordinate on the sum, 0.00904 clips on the mean update" in row(text, "noise")
 
 
-def test_a_fixed_size_is_exact_and_needs_no_declared_number_of_users(known):
-    assert "declared beforehand" in row(str(known), "population size")
-    fixed = str(plan(**KNOWN, sampling="fixed"))
-    assert "100 exactly" in row(fixed, "cohort size")
-    assert "declared" not in row(fixed, "population size")
-
-
 def test_an_epsilon_of_the_comparison_is_rounded_up(known):
     printed = re.findall(
         r"\d+\.\d+", "".join(line for line in str(known).splitlines() if line[4:].startswith(("poisson ", "fixed ")))
@@ -67,14 +60,6 @@ def test_an_epsilon_of_the_comparison_is_rounded_up(known):
     assert len(printed) == len(epsilons) == 6
     for text, epsilon in zip(printed, epsilons, strict=True):
         assert epsilon <= float(text) <= epsilon * 1.001
-
-
-def test_the_tighter_accountant_is_named_with_what_the_other_says(known):
-    line = row(str(known), "accountant")
-    assert "privacy loss" in line
-    assert "below Renyi's" in line
-    by_renyi = dataclasses.replace(known, guarantee=dataclasses.replace(known.guarantee, accountant="renyi", order=3.0))
-    assert row(str(by_renyi), "accountant").endswith("renyi, tighter here than the privacy loss")
 
 
 def test_bars_are_as_high_as_their_numbers():

@@ -218,17 +218,6 @@ def test_a_folder_in_which_another_process_is_at_work_is_refused_and_stays_as_it
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_as_many_users_are_drawn_as_are_declared(clipline, tmp_path):
-    flags = ["--noise-multiplier", "0.7", "--population-size", "1000", "--json", "--out", "declared"]
-    _, out, _ = clipline("train", *SMALL[:4], "--rounds", "1", "--workers", "1", *flags)
-    declared = json.loads(out)
-    assert (declared["users"], declared["population_size"]) == (1000, 1000)
-    assert declared["delta"] == pytest.approx(10**-3.3)  # 1000^-1.1
-    (event,) = Ledger.read(tmp_path / "declared" / "ledger.jsonl").events
-    assert event.sampling.rate == 0.03  # 30 of 1000
-    assert tomllib.loads((tmp_path / "declared" / "settings.toml").read_text())["population_size"] == 1000
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -95,14 +95,6 @@ def test_days_and_arrays_of_text_are_times_too():
     assert "4711" not in str(error.value)
 
 
-def test_whole_numbers_may_be_categories_with_or_without_gaps():
-    options = {"categories": {"code": [30, 10]}}
-    for codes, expected in (([10, 20, 30], [1, 2, 0]), ([10, None, 30], [1, 2, 0])):
-        frame = pa.table({"u": ["a", "b", "c"], "code": codes})
-        assert Population.from_dataframe(frame, user="u", **options).fields["code"].tolist() == expected
-        assert Population.from_arrays(["a", "b", "c"], code=codes, **options).fields["code"].tolist() == expected
-
-
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [

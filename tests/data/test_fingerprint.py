@@ -53,12 +53,6 @@ def test_the_size_of_chunks_makes_no_difference(monkeypatch, chunk):
     assert small_population().fingerprint() == same
 
 
-@pytest.mark.parametrize("field", [np.zeros((3, 0)), np.array([True, False, True]), np.zeros(3, np.complex64)], ids=str)
-def test_every_form_of_values_has_one(field):
-    assert population(field).fingerprint() == population(field.copy()).fingerprint()
-    assert population(field).fingerprint() != population().fingerprint()
-
-
 # Files that are too large to be read ---------------------------------------------------------------------------------
 
 
@@ -103,15 +97,6 @@ def test_small_files_beside_a_large_one_are_read(store):
     same = Population.open(store).fingerprint()
     altered(store / "user_ids.npy")
     assert Population.open(store).fingerprint() != same
-
-
-def test_large_maps_of_no_store_have_a_fingerprint_too(tmp_path, monkeypatch):
-    np.save(tmp_path / "x.npy", np.arange(100.0))
-    monkeypatch.setattr(module, "LARGEST_READ", 100)
-    people = Population(np.array([0, 100]), {"x": np.load(tmp_path / "x.npy", mmap_mode="r")})
-    same = people.fingerprint()
-    os.utime(tmp_path / "x.npy", ns=(1, 1))
-    assert people.fingerprint() != same
 
 
 def test_a_large_map_is_read_where_its_file_does_not_tell(store):

@@ -105,13 +105,6 @@ def test_any_working_memory_gives_the_plain_grouping_of_lists(tmp_path, memory_b
     assert done[-1] == (90, 90)
 
 
-def test_users_without_any_list_have_a_store_too(tmp_path):
-    options = ColumnOptions(lengths={"v": WIDTH})
-    none = packed("v", np.zeros(0, np.int64), np.zeros(0, np.int64), options)
-    write_store(tmp_path / "s", [(np.zeros(0, np.int64), none)], source="nobody", known_users=[1, 2])
-    assert Population.open(tmp_path / "s").fields["v"].shape == (0, WIDTH)
-
-
 def test_halves_and_subsets_stay_packed_in_memory_and_on_disk(store, monkeypatch):
     people = Population.open(store)
     monkeypatch.setattr(population_module, "_COPY_BYTES", 64)  # some rows at a time

@@ -16,15 +16,6 @@ def test_examples_are_grouped_by_user_and_keep_their_order():
     assert (len(population), population.examples, population.size(1)) == (3, 5, 2)
 
 
-def test_users_with_no_example_one_example_or_ten_thousand():
-    ids = [7] + [3] * 10_000
-    population = Population.from_arrays(ids, known_users=[1, 3, 7, 9], x=np.arange(10_001))
-    assert population.user_ids.tolist() == [1, 3, 7, 9]
-    assert [population.size(user) for user in range(4)] == [0, 10_000, 1, 0]
-    assert population.of(2)["x"].tolist() == [0]
-    assert population.of(0)["x"].shape == (0,)
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [

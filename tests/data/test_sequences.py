@@ -59,11 +59,6 @@ def test_files_and_stores_whatever_the_size_of_a_chunk(tmp_path, monkeypatch):
     assert narrow.fields["tokens"].tolist() == [[1, 2, 0], [3, 4, 0]]
 
 
-def test_items_of_a_dataset():
-    items = [{"user": user, "tokens": torch.tensor(row).long()} for user, row in zip(USERS, TOKENS, strict=True)]
-    check(Population.from_dataset(items, "user", lengths={"tokens": 3}))
-
-
 def test_lists_of_words_of_vectors_and_of_a_tokeniser():
     words = pa.table({"u": [1, 2], "w": [["bern", "oslo", "rome"], []]})
     options = {"lengths": {"w": 2}, "categories": {"w": ["rome", "bern"]}, "pad": -1}

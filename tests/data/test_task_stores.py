@@ -3,7 +3,7 @@ import pytest
 
 from clipline import SettingError, task_named
 from clipline.data.store import write_store
-from clipline.data.task_stores import data_used, find_store
+from clipline.data.task_stores import find_store
 from clipline.errors import PopulationError
 
 
@@ -47,17 +47,6 @@ def test_a_number_of_test_users_is_refused_with_a_store_however_the_settings_wer
     task = task_named("so_nwp")
     with pytest.raises(SettingError, match=r"test_users=40 must be left out where data are stored"):
         dataclasses.replace(task.settings, data=str(write(tmp_path / "s")))
-
-
-def test_what_was_used_stands_beside_the_results(tmp_path):
-    generated = data_used("so_nwp", "stand-in", "stand-in for users", "stand-in")
-    assert (generated.kind, generated.title, generated.source) == ("stand-in", "stand-in for users", None)
-    assert generated.measured_on == "users outside the training population"
-    used = data_used("so_nwp", "stand-in", "stand-in for users", str(write(tmp_path / "s")))
-    assert (used.kind, used.source, used.measured_on) == ("substitute", "by hand", generated.measured_on)
-    assert used.title == "so_nwp on substitute data of 4 users and 2 to measure on, by hand"
-    shared = data_used("so_nwp", "stand-in", "", str(write(tmp_path / "t", shared_users=True)))
-    assert shared.measured_on.startswith("other examples of the training users")
 
 
 def test_a_store_is_found_in_a_home_only_where_there_is_one(tmp_path):

@@ -111,12 +111,6 @@ def test_the_chance_of_a_full_cohort_is_a_binomial_tail_and_never_less(least, tr
     assert exact <= _chance_of_at_least(least, trials, rate) <= exact * (1 + 3e-9)
 
 
-def test_a_cap_that_cannot_be_reached_is_poisson_sampling():
-    for relation in (ADD, REPLACE, ZERO_OUT):
-        capped = dominating_pair(GaussianEvent(TruncatedPoissonSampling(0.1, 50, 51), 1.3), relation)
-        assert capped.directions == dominating_pair(GaussianEvent(PoissonSampling(0.1), 1.3), relation).directions
-
-
 def test_a_round_without_sampling_is_two_normals_at_one_or_two_clips():
     for sampling in (NoSampling(), PoissonSampling(1.0), FixedSizeSampling(7, 7)):
         assert dominating_pair(GaussianEvent(sampling, 4.0), REPLACE).mu == 0.5

@@ -92,13 +92,6 @@ def test_noise_that_nobody_can_draw_again_is_refused():
         spec(noise_source="system", noise_multiplier=1.0)
 
 
-def test_an_average_is_over_the_measured_rounds_of_the_last_ones():
-    assert record().average("accuracy") == pytest.approx(0.6)
-    assert record().average("accuracy", last=2) == pytest.approx(0.7)
-    with pytest.raises(SettingError, match="metric='recall' must be one of accuracy"):
-        record().average("recall")
-
-
 def test_a_diverged_run_is_worse_than_any_other():
     assert record(outcome="diverged").average("accuracy") == -math.inf
     assert record(outcome="diverged").average("mean_squared_error") == math.inf

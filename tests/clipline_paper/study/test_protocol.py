@@ -63,13 +63,6 @@ def test_noise_is_that_of_100_users_a_round():
     assert protocol_for("emnist_cr", "paper").noise_multiplier(0.1) == 0.1
 
 
-def test_other_rounds_keep_the_share_that_is_averaged():
-    protocol = protocol_for("emnist_cr", "small", rounds=60)
-    assert (protocol.rounds, protocol.average_over) == (60, 10)  # a sixth, as of 300
-    assert protocol_for("emnist_cr", "paper", rounds=60).average_over == 60
-    assert protocol_for("emnist_cr", "paper", rounds=600).average_over == 100
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

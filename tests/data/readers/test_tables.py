@@ -16,7 +16,7 @@ from clipline.cli.new_task import column_kinds
 from clipline.data.column_options import ColumnOptions
 from clipline.data.population import Population
 from clipline.data.readers import tables
-from clipline.data.readers.tables import read_table, separator, whole_table
+from clipline.data.readers.tables import read_table, whole_table
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
 from clipline.serve.new_data import arrays_of
@@ -70,14 +70,6 @@ def test_columns_of_csv_may_be_separated_by_semicolons_or_tabs(tmp_path, name, m
     assert prepared(path, tmp_path).of(1)["first"].tolist() == [1, 4]
     assert [*column_kinds(path)] == csv().decode().splitlines()[0].split(",")
     assert whole_table(path).num_rows == 6
-
-
-@pytest.mark.parametrize(
-    ("header", "mark"),
-    [("a,b", ","), ("a;b", ";"), ('"a,b";c', ";"), ("a;b,c", ","), ("alone", ","), ("\n\na\tb\r\n1,2\t3", "\t")],
-)
-def test_the_header_says_what_separates_columns(header, mark):
-    assert separator(header.encode()) == mark
 
 
 def test_decimal_commas_are_refused_with_the_column(tmp_path):

@@ -51,16 +51,6 @@ def one_part(pair, rate, shift, weight=1.0):
     return (PositiveLossPart(pair, rate, shift, weight),)
 
 
-def test_the_tails_of_a_mixture_are_the_weighted_sum_of_its_parts():
-    losses = np.array([0.0, 0.3, 2.0])
-    parts = [one_part(MixturePair.REMOVE, 0.1, 1.0, 0.75), one_part(MixturePair.REPLACE, 0.2, 0.5, 0.25)]
-    mixed = loss_tails((*parts[0], *parts[1]), losses)
-    for index in (0, 1):
-        apart = 0.75 * loss_tails(one_part(MixturePair.REMOVE, 0.1, 1.0), losses)[index]
-        apart = apart + 0.25 * loss_tails(one_part(MixturePair.REPLACE, 0.2, 0.5), losses)[index]
-        np.testing.assert_allclose(mixed[index], apart, rtol=1e-15)
-
-
 @pytest.mark.parametrize("rate", [1e-12, 1e-9, 1e-6, 0.001, 0.3, 0.9, 1 - 1e-6])
 def test_the_log_odds_of_adding_keep_their_digits_up_to_the_greatest_loss(rate):
     shares = (1e-6, 0.1, 0.4, 0.6, 0.9, 0.99)

@@ -19,14 +19,6 @@ def test_runs_of_a_study_that_differ_by_seed_alone_share_a_label(tmp_path):
     assert labels == ["clip quantile 0.1", "clip quantile 0.5", "clip quantile 0.5"]
 
 
-def test_settings_that_all_runs_share_are_told_once(tmp_path):
-    write_run(tmp_path / "a", server_lr=1.0)
-    write_run(tmp_path / "b", server_lr=0.5)
-    made = content(collect([tmp_path]))
-    assert ("cohort_size", "100") in made["shared_settings"]
-    assert [run["settings"] for run in made["runs"]] == [[("server_lr", "1")], [("server_lr", "0.5")]]
-
-
 def test_an_epsilon_that_does_not_hold_is_void_and_has_no_curve(tmp_path):
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", seed=7)

@@ -31,18 +31,6 @@ def embedded(text):
     return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
 
 
-def test_the_default_place_is_the_path_and_a_second_report_replaces_the_first(tmp_path):
-    run = write_run(tmp_path / "r")
-    assert write_report([run]) == run / "report.html"
-    first = (run / "report.html").read_text()
-    assert write_report(run) == run / "report.html"
-    assert embedded((run / "report.html").read_text())["runs"] == embedded(first)["runs"]
-    assert sorted(path.name for path in run.iterdir()) == [
-        "ledger.jsonl", "metrics.jsonl", "report.html", "settings.toml",
-    ]  # fmt: skip
-    assert write_report([run], tmp_path / "new" / "x.html") == tmp_path / "new" / "x.html"
-
-
 def test_the_report_of_several_runs_lies_above_them_and_names_them_apart(tmp_path):
     runs = [write_run(tmp_path / "study" / folder / "run") for folder in ("low", "high")]
     assert write_report(runs) == tmp_path / "study" / "report.html"

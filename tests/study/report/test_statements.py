@@ -84,11 +84,6 @@ def test_a_report_shows_no_seed_of_a_run_with_noise(tmp_path, seed):
     assert without["seed"] == str(seed)
 
 
-def test_a_large_epsilon_is_a_caution(tmp_path):
-    assert not any("promises little" in text for text in cautions(read(write_run(tmp_path / "a", z=4.0))))
-    assert any("promises little" in text for text in cautions(read(write_run(tmp_path / "b", z=0.5))))
-
-
 def test_a_report_promises_what_the_run_promised_for_one_example_and_with_errors_shown(tmp_path):
     examples = cl.Population.one_each(x=np.ones((40, 1), np.float32))
     training = cl.Training(
