@@ -297,8 +297,8 @@ ATTACKS = [
         "15",
         "Rounding of norms set by others",
         f"{ALIKE} users with the same example of {FEATURES} numbers are all sampled, and one is removed. One"
-        f" step of a linear model in float32. The figure is the largest over {SEEDS} examples and {2 * ULPS + 1} clips: "
-        f"the norm of the update and the {ULPS} float64 numbers on either side of it. Found "
+        f" step of a linear model in float32. The figure is the largest over {SEEDS} examples and "
+        f"{2 * ULPS + 1} clips: the norm of the update and the {ULPS} float64 numbers on either side of it. Found "
         "later than the others, so *before* is commit 933b4b8.",
         [
             Measure(
