@@ -89,8 +89,9 @@ def whole_table(path: str | Path, options: ColumnOptions = NO_OPTIONS, *, as_tex
     file = existing_file(path)
     try:
         if kind == ".parquet" and codec is None:
-            _parquet_bytes(file, pq.read_metadata(file))
-            return pq.read_table(file)
+            with pq.ParquetFile(file) as table:
+                _parquet_bytes(file, table)
+                return table.read()
         if kind in (".csv", ".jsonl"):
             with file.open("rb") as raw, _opened(raw, codec) as stream:
                 text = {*options.as_text(), *as_text}
@@ -146,7 +147,7 @@ def _parquet(
             options.check_columns(names)
             check_length_fields(names, options)
             total, size, rows, limit = table.metadata.num_rows, file.stat().st_size, 0, row_bytes(_ROW_BYTES)
-            width = _parquet_bytes(file, table.metadata, {user_column, *names}) // max(total, 1)
+            width = _parquet_bytes(file, table, {user_column, *names}) // max(total, 1)
             width += 8 * sum(options.lengths.values())
             at_once = max(1, min(65536, CHUNK_BYTES // max(width, 1)))
             for batch in table.iter_batches(at_once, columns=[user_column, *names], use_threads=False):
@@ -160,14 +161,16 @@ def _parquet(
         raise PopulationError(f"{str(file)!r} cannot be read as Parquet ({short(error)}): copy it again") from None
 
 
-def _parquet_bytes(file: Path, metadata: Any, wanted: set[str] | None = None) -> int:
+def _parquet_bytes(file: Path, table: Any, wanted: set[str] | None = None) -> int:
     """About what some or all columns take in memory: a long run of one value is short in the file.
 
     Refused before anything is read: a group whose rows have more bytes than the limit on average.
     """
-    total, limit = 0, row_bytes(_ROW_BYTES)
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        size = 0
+    total, limit, every = 0, row_bytes(_ROW_BYTES), range(table.metadata.num_columns)
+    for number in range(table.num_row_groups):
+        # No rows: what is wrong with a column is an exception here, and ends the process in `column` below (26.0.1).
+        next(table.reader.iter_batches(0, row_groups=[number], column_indices=every, use_threads=False), None)
+        group, size = table.metadata.row_group(number), 0
         for column in map(group.column, range(group.num_columns)):
             name = column.path_in_schema  # of lists `x.list.element`
             if wanted is None or name in wanted or name.partition(".")[0] in wanted:
