@@ -84,7 +84,6 @@ def test_mu_is_the_distance_of_two_normals_with_this_epsilon_and_delta():
     [
         ("none", "no sampling"),
         ("poisson", "Poisson sampling"),
-        ("truncated-poisson", "Poisson sampling with a cap"),
         ("fixed", "fixed-size sampling"),
         ("mixed", "mixed sampling"),
     ],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from clipline.privacy.pld.discretised import DiscretisedLoss
-from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLossPart
+from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLoss
 from clipline.privacy.pld.total import (
     TotalLoss,
     convolve,
@@ -73,8 +73,8 @@ def test_no_epsilon_is_found_where_the_charge_alone_exceeds_delta_or_the_window_
 
 
 def remove(rate, shift):
-    part, reverse = (PositiveLossPart(pair, rate, shift) for pair in (MixturePair.REMOVE, MixturePair.ADD))
-    return Direction((part,), (reverse,))
+    part, reverse = (PositiveLoss(pair, rate, shift) for pair in (MixturePair.REMOVE, MixturePair.ADD))
+    return Direction(part, reverse)
 
 
 def coin(chance, step=0.25):
