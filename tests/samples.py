@@ -131,9 +131,9 @@ def _noting_places(stack: Stacked, places: list[NDArray[np.int64]]):
     return mock.patch.object(stack, "_updates_of", noted)
 
 
-def aggregate(blocks, clip: float, dim: int, sampling=None):
+def aggregate(blocks, clip: float, dim: int, sampling=None, device="cpu"):
     """The `ClippedSum` of blocks of updates."""
-    sums = PartialSums(torch.empty(1, dim + 1, dtype=torch.float64))
+    sums = PartialSums(torch.empty(1, dim + 1, dtype=torch.float64, device=device))
     for updates in blocks:
         sums.add(updates, [clip], np.zeros(len(updates), np.int64))
     (total,) = sums.finished([clip], [PoissonSampling(0.5) if sampling is None else sampling])

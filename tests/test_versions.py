@@ -4,18 +4,10 @@ import re
 import subprocess
 import sys
 
-import pytest
 from package_files import files_in
 from samples import ROOT, SOURCE, load_script
 
 from clipline.trust import self_test
-
-
-@pytest.mark.parametrize("arguments", [[], ["latest"]])
-def test_an_unknown_word_is_answered_by_the_usage(arguments):
-    run = subprocess.run([ROOT / "tests" / "versions.sh", *arguments], capture_output=True, text=True)
-    assert run.returncode == 2
-    assert "tests/versions.sh lowest|newest|wheel|sdist [arguments of pytest]" in run.stderr
 
 
 def test_a_file_that_a_packager_missed_is_seen(tmp_path):

@@ -150,9 +150,11 @@ def test_a_relation_that_may_change_the_group_is_refused(relation):
         account_search(Ledger().add(EVENT, 8), TruncatedNegativeBinomial.with_mean(3), delta=1e-6, relation=relation)
 
 
-def test_one_round_is_not_accounted_alone():
+def test_one_round_alone_or_a_statistic_as_one_is_refused():
     with pytest.raises(SettingError, match="cannot be accounted round by round"):
         dominating_pair(EVENT, ADD_OR_REMOVE)
+    with pytest.raises(SettingError, match="that of a single release"):
+        GaussianEvent(GroupedPoissonSampling(0.1, 4), 1.0, Statistic("mean", "0f"))
 
 
 def test_searches_charge_every_run_for_its_own_blocks():
@@ -173,11 +175,6 @@ def test_searches_charge_every_run_for_its_own_blocks():
 def test_a_sampling_in_groups_that_cannot_be_is_refused(settings, message):
     with pytest.raises(SettingError, match=message):
         GroupedPoissonSampling(*settings)
-
-
-def test_a_statistic_is_no_round_of_a_sequence():
-    with pytest.raises(SettingError, match="that of a single release"):
-        GaussianEvent(GroupedPoissonSampling(0.1, 4), 1.0, Statistic("mean", "0f"))
 
 
 def test_a_guarantee_names_groups_and_rounds():

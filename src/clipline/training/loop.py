@@ -143,6 +143,7 @@ class Run:
         *,
         again: bool = False,
     ) -> None:
+        training.check_idle()
         self._training, self._number = training, number
         # Those that write the ledger come first: a round is on record before anything else is done with it.
         self._callbacks = sorted(_checked(callbacks), key=lambda callback: not hasattr(callback, "charged"))
@@ -171,6 +172,8 @@ class Run:
 
     def __enter__(self) -> Run:
         with ExitStack() as on_error:
+            self._training.at_work = True
+            on_error.callback(self._ended)
             on_error.callback(self._guarantees.close)
             on_error.callback(self._draws.close)
             # What measures begins first: if it refuses, no run directory has been made.
@@ -193,6 +196,11 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing.__exit__(kind, error, trace)
+
+    def _ended(self) -> None:
+        """The key of this run is held no more: only its run directory can go on with it."""
+        self._training.at_work = False
+        self._training.key.renew()
 
     @property
     def problem(self) -> Problem:

@@ -40,6 +40,7 @@ from ..privacy.accountant import account, account_renyi, delta_at
 from ..privacy.events import GaussianEvent, NoSampling, PoissonSampling
 from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
+from ..random.normal_numbers import KeyedNormal
 from ..training.callbacks import Callback
 from ..training.loop import draws_of, one_round
 from ..training.options import Compute, Privacy
@@ -565,7 +566,8 @@ def _samplers(more: int) -> tuple[Any, ...]:
     """How often each user, each pair and each size comes, against binomial laws; nobody comes twice."""
     from scipy.stats import binom
 
-    users, rounds, rng, said, passed = 60, 4000 * more, np.random.default_rng(1), [], True
+    users, rounds, said, passed = 60, 4000 * more, [], True
+    rngs = np.random.default_rng(1), KeyedNormal(bytes(32))  # as from a seed, and as without one
     identities = np.arange(users, dtype=np.uint64)
     for name, sampler, rate, turn in (
         ("Poisson", PoissonSampler(users, 6), 0.1, 1),
@@ -574,7 +576,7 @@ def _samplers(more: int) -> tuple[Any, ...]:
     ):
         came, twice = np.zeros((rounds, users), bool), 0
         for index in range(rounds):
-            drawn = sampler.draw(rng, index).users
+            drawn = sampler.draw(rngs[index // 120 % 2], index).users
             came[index, drawn] = True
             twice += len(drawn) - len(np.unique(drawn))
         asked = rounds // turn

@@ -21,13 +21,7 @@ from clipline.privacy.events import (
 )
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.numerics import gaussian_epsilon
-from clipline.privacy.pld.compose import (
-    LOG_CONVERSION,
-    delta_of,
-    epsilon_of,
-    quick_epsilon_of,
-    total_moments,
-)
+from clipline.privacy.pld.compose import LOG_CONVERSION, delta_of, epsilon_of, quick_epsilon_of, total_moments
 from clipline.privacy.pld.discretised import TILTS
 from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLoss
 from clipline.privacy.relations import Relation

@@ -13,13 +13,7 @@ from clipline.privacy.events import (
     NoSampling,
     PoissonSampling,
 )
-from clipline.privacy.pld.discretised import (
-    TILTS,
-    DiscretisedLoss,
-    coarse_curve,
-    coarse_log_moments,
-    discretise,
-)
+from clipline.privacy.pld.discretised import TILTS, DiscretisedLoss, coarse_curve, coarse_log_moments, discretise
 from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLoss
 from clipline.privacy.relations import Relation
 

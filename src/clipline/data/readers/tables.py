@@ -137,7 +137,7 @@ def _parquet(
             options.check_columns(names)
             check_length_fields(names, options)
             total, size, rows = table.metadata.num_rows, file.stat().st_size, 0
-            width = _parquet_bytes(table.metadata, {user_column, *names}) // max(total, 1)
+            width = _parquet_bytes(table, {user_column, *names}) // max(total, 1)
             width += 8 * sum(options.lengths.values())
             at_once = max(1, min(65536, CHUNK_BYTES // max(width, 1)))
             for batch in table.iter_batches(at_once, columns=[user_column, *names], use_threads=False):
@@ -149,15 +149,17 @@ def _parquet(
         raise PopulationError(f"{str(file)!r} cannot be read as Parquet ({short(error)}): copy it again") from None
 
 
-def _parquet_bytes(metadata: Any, wanted: set[str]) -> int:
+def _parquet_bytes(table: Any, wanted: set[str]) -> int:
     """About what these columns take in memory: a long run of one value is short in the file."""
-    groups = map(metadata.row_group, range(metadata.num_row_groups))
-    columns = (column for group in groups for column in map(group.column, range(group.num_columns)))
-    return sum(
-        max(8 * column.num_values, column.total_uncompressed_size)
-        for column in columns
-        if column.path_in_schema in wanted or column.path_in_schema.partition(".")[0] in wanted  # `x.list.element`
-    )
+    total, every = 0, range(table.metadata.num_columns)
+    for number in range(table.num_row_groups):
+        # No rows: what is wrong with a column is an exception here, and ends the process in `column` below (26.0.1).
+        next(table.reader.iter_batches(0, row_groups=[number], column_indices=every, use_threads=False), None)
+        for column in map(table.metadata.row_group(number).column, every):
+            name = column.path_in_schema  # of lists `x.list.element`
+            if name in wanted or name.partition(".")[0] in wanted:
+                total += max(8 * column.num_values, column.total_uncompressed_size)
+    return total
 
 
 def _lines(
