@@ -51,7 +51,7 @@ def test_every_check_that_the_page_of_pitfalls_names_exists():
     assert len(names) > 20
     assert [name for name in names if f"def {name}(" not in tests] == []
     checks = [name for name, _ in self_test.checks()]
-    rows = [row.split("|")[3] for row in re.findall(r"^\|.*\|$", page, re.MULTILINE)]
-    named = [name for row in rows for name in re.findall(r'"([^"]+)"', row)]
+    noticed = re.findall(r"\*Noticed by\*([^.]*)", " ".join(page.split()))
+    named = [name for by in noticed for name in re.findall(r'"([^"]+)"', by)]
     assert len(named) > 10
     assert [name for name in named if not any(check.startswith(name) for check in checks)] == []
