@@ -40,7 +40,7 @@ OUTSIDE = {
     "noise": "loud", "bands": 0,
     "test_users": 1, "evaluate_on": "train", "evaluate_every": 0, "early_stopping": "",
     "device": 7, "engine": "diesel", "precision": "float8", "workers": 0,
-    "compiled_steps": "often", "stored_programs": 3,
+    "compiled_steps": "often",
     "seed": -1, "unprivate_timing": 3, "average": "maybe",
     "data": "", "user_column": "", "task": "",
 }  # fmt: skip

@@ -52,7 +52,7 @@ def test_opening_a_million_users_takes_next_to_no_memory(tmp_path):
         ({"tasks": [1]}, "is no manifest with checksums (tasks is [1])"),
         ({"origin": "mine"}, "is no manifest with checksums (origin is 'mine')"),
         ({"sha256": {"../x": "00"}}, "sha256 of '../x' is '00'"),
-        *(({"fields": [name]}, "cannot name a file") for name in (1, "../x", "/x", "", "x\0", "\ud800", "y" * 400)),
+        *(({"fields": [name]}, "cannot name a file") for name in (1, "../x", "/x", "", "x\0", "y" * 400)),
         ({"fields": ["x", "x"]}, "field 'x' comes twice"),
         ({"fields": []}, "population has 0 fields"),
     ],
