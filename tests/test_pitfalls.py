@@ -16,6 +16,7 @@ from samples import (
     rows_of,
     small_population,
     summed,
+    without,
 )
 
 from clipline import Evaluate, FixedClip, LocalAdam, LocalSGD, Population, QuantileClip, SettingError
@@ -139,15 +140,6 @@ def private_sum(made, ids, round_index=0, clip=0.05):
     return summed(made, made.problem.model.initial + 0.1, users, round_index, clip)
 
 
-def without(population, user):
-    """The same users with the same data but for one who is gone."""
-    owners = np.repeat(population.user_ids, np.diff(population.offsets))
-    kept = owners != user
-    fields = {name: field[kept] for name, field in population.fields.items()}
-    known = population.user_ids[population.user_ids != user]
-    return Population.from_arrays(owners[kept], known_users=known, **fields)
-
-
 @pytest.mark.parametrize("engine", ["one-by-one", "stacked"])
 def test_pitfall_position_is_not_identity(engine):
     """A user who is not even sampled goes: nothing about the others' batches or dropout may change."""
@@ -210,7 +202,7 @@ class OfASlice(torch.nn.Module):
 @pytest.mark.parametrize("frozen", [False, True])
 def test_pitfall_a_product_rounded_by_the_users_place(frozen):
     """A slice, however wide, lies where it lies; and a product over all users' rows is rounded by their number."""
-    for seed in range(12):
+    for seed in range(6):
         rng = np.random.default_rng(seed)
         sizes = rng.integers(1, 24, 13)
         x = rng.normal(size=(sizes.sum(), 75)).astype(np.float32)
