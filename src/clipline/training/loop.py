@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -98,6 +98,18 @@ def one_round(algorithm: Algorithm, state: TrainState, draws: Draws, backend: Ba
         after: tuple[TrainState, Release] = end.value
         return after
     raise AssertionError("a round asks for one sum")
+
+
+def released_rounds(training: Training, rounds: int) -> Iterator[tuple[TrainState, Release]]:
+    """The state after each of so many rounds, and what it released: a run without callbacks and files."""
+    state, draws = training.init(), draws_of(training, rounds)
+    try:
+        with training.backend.running():
+            for _ in range(rounds):
+                state, release = one_round(training.algorithm, state, draws, training.backend)
+                yield state, release
+    finally:
+        draws.close()
 
 
 def draws_of(training: Training, until: int, *, again: bool = False) -> Draws:
