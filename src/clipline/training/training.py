@@ -193,7 +193,8 @@ class Training:
         noise = IndependentNoise() if noise is None else noise
         server = ServerNormalised() if server is None else server
         compute = Compute() if compute is None else compute
-        _check_parts(population, local, privacy, clip, server, compute, noise)
+        parts = {"clip": clip, "server": server, "compute": compute, "noise": noise}
+        _check_parts({"population": population, "local": local, "privacy": privacy, **parts})
         check_module(uncompiled(model))
         compute = compute.resolved(sum(p.numel() for p in model.parameters() if p.requires_grad), cohort_size)
         check("rounds", rounds)
@@ -530,28 +531,21 @@ def _users_of(data: object) -> str:
     return 'Population.from_dataframe(frame, user="...")' if frame else "Population.from_arrays(user_ids, x=x, y=y)"
 
 
-def _check_parts(
-    population: Population,
-    local: LocalTraining,
-    privacy: Privacy,
-    clip: ClipController,
-    server: ServerOptimiser,
-    compute: Compute,
-    noise: IndependentNoise | BandedNoise,
-) -> None:
+def _check_parts(given: Mapping[str, object]) -> None:
     """Refuse objects of another kind: an old keyword's value, say."""
-    for name, part, kind, example in (
-        ("population", population, Population, _users_of(population)),
-        ("local", local, LocalTraining, "LocalSGD(lr=0.1)"),
-        ("privacy", privacy, Privacy, "Privacy(epsilon=4.0)"),
-        ("compute", compute, Compute, 'Compute(device="cuda")'),
-    ):
-        if not isinstance(part, kind):
-            named = "a LocalSGD or LocalAdam" if kind is LocalTraining else f"a {kind.__name__}"
-            raise refuse(name, part, named, f"give {example}")
-    if not isinstance(noise, IndependentNoise | BandedNoise):
-        way_out = "give BandedNoise(), or privacy=Privacy(noise_multiplier=1.0) for how much noise there is"
-        raise refuse("noise", noise, "a BandedNoise or an IndependentNoise", way_out)
-    for name, rule, example in (("clip", clip, "FixedClip(1.0)"), ("server", server, "ServerSGD(1.0)")):
-        if not hasattr(rule, "init"):
-            raise refuse(name, rule, f"a {name} object", f"give {example}")
+    kinds: dict[str, tuple[Any, str, str]] = {
+        "population": (Population, "a Population", _users_of(given["population"])),
+        "local": (LocalTraining, "a LocalSGD or LocalAdam", "LocalSGD(lr=0.1)"),
+        "privacy": (Privacy, "a Privacy", "Privacy(epsilon=4.0)"),
+        "compute": (Compute, "a Compute", 'Compute(device="cuda")'),
+        "noise": (
+            IndependentNoise | BandedNoise, "a BandedNoise or an IndependentNoise",
+            "BandedNoise(), or privacy=Privacy(noise_multiplier=1.0) for how much noise there is",
+        ),
+    }  # fmt: skip
+    for name, (kind, named, example) in kinds.items():
+        if not isinstance(given[name], kind):
+            raise refuse(name, given[name], named, f"give {example}")
+    for name, example in (("clip", "FixedClip(1.0)"), ("server", "ServerSGD(1.0)")):
+        if not hasattr(given[name], "init"):
+            raise refuse(name, given[name], f"a {name} object", f"give {example}")
