@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,15 +55,13 @@ from ..privacy.noise_split import default_count_stddev
 from ..privacy.relations import Relation
 from ..random.streams import Streams
 from ..settings import check
-from ..synonyms import SYNONYMS, meant
+from ..synonyms import SYNONYMS, answers_unknown_keywords, meant
 from .callbacks import Callback
 from .diagnosis import hopeless_text
 from .loop import Run, drive
 from .options import Compute, Privacy, Upload
 from .result import TrainResult
 from .run_directory import checked_path, directory_first
-
-Given = ParamSpec("Given")
 
 _PARTS = {
     "privacy": Privacy,
@@ -75,23 +71,6 @@ _PARTS = {
     "compute": Compute,
     "noise": BandedNoise,
 }
-
-
-def says_where_keywords_belong(init: Callable[Given, None]) -> Callable[Given, None]:
-    """A constructor that refuses an unknown keyword argument with the place where it belongs.
-
-    Checked first: a call with `epsilon=4` also leaves out `privacy`, and Python would report only what is missing.
-    """
-    known = inspect.signature(init).parameters
-
-    @functools.wraps(init)
-    def checked(*args: Given.args, **keywords: Given.kwargs) -> None:
-        for name, value in keywords.items():
-            if name not in known:
-                raise _misplaced(name, value, known)
-        init(*args, **keywords)
-
-    return checked
 
 
 def _misplaced(name: str, value: object, known: Iterable[str]) -> SettingError:
@@ -117,6 +96,7 @@ def _misplaced(name: str, value: object, known: Iterable[str]) -> SettingError:
     )
 
 
+@answers_unknown_keywords(_misplaced)
 class Training:
     """Algorithm 1 on a model and the users of a population: checked when it is made, trained by `run()`.
 
@@ -166,7 +146,6 @@ class Training:
       >>> result = training.run([cl.Progress()])
     """
 
-    @says_where_keywords_belong
     def __init__(
         self,
         model: nn.Module,
