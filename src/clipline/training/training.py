@@ -324,7 +324,7 @@ class Training:
 
     @property
     def programs(self) -> ProgramCounts:
-        """How many programs and recordings a GPU's steps have taken so far: compiled, loaded, recorded. Else zeros.
+        """How many programs and recordings a GPU's steps have taken so far: compiled, recorded. Else zeros.
 
         They depend on how many users were drawn together: the guarantee does not cover them.
         """
