@@ -52,6 +52,7 @@ def test_whole_numbers_of_more_than_64_bits_are_refused_without_their_digits(val
             check("rate", value, way_out="try 1")
         assert len(str(error.value)) < 100
     assert check_whole("rate", 2**63 - 1, way_out="") == 2**63 - 1
+    assert check_whole("rate", 2**99, at_most=2**99, way_out="") == 2**99  # unless they are allowed
     assert check_number("rate", 1e24, way_out="") == 1e24  # a fraction may be large
 
 

@@ -40,7 +40,7 @@ OUTSIDE = {
     "noise": "loud", "bands": 0,
     "test_users": 1, "evaluate_on": "train", "evaluate_every": 0, "early_stopping": "",
     "device": 7, "engine": "diesel", "precision": "float8", "workers": 0,
-    "compiled_steps": "often", "stored_programs": 3,
+    "compiled_steps": "often",
     "seed": -1, "unprivate_timing": 3, "average": "maybe",
     "data": "", "user_column": "", "task": "",
 }  # fmt: skip
@@ -92,14 +92,6 @@ def test_keyword_arguments_are_declared_with_their_defaults_and_types(taker):
         assert field.default == expected
         optional = type(None) in typing.get_args(hints[name]) or name == "noise_source"
         assert optional == ("None" in str(field.type))
-
-
-@pytest.mark.parametrize(
-    ("rounds", "given", "every"), [(150, None, 10), (1000, None, 10), (1500, None, 15), (1500, 4, 4)]
-)
-def test_a_long_run_is_measured_about_a_hundred_times_unless_it_is_said_how_often(rounds, given, every):
-    settings = dataclasses.replace(TASK.settings, rounds=rounds, evaluate_every=given)
-    assert settings.measured_every == every
 
 
 @pytest.mark.parametrize("name", [name for name in OUTSIDE if name != "task"])

@@ -70,7 +70,7 @@ def test_mu_is_the_distance_of_two_normals_with_this_epsilon_and_delta():
 
 
 def test_every_sampling_is_named_in_words():
-    for sampler, words in (("none", "no"), ("truncated-poisson", "Poisson sampling with a cap"), ("mixed", "mixed")):
+    for sampler, words in (("none", "no"), ("fixed", "fixed-size sampling"), ("mixed", "mixed")):
         assert f", {words}" in str(Guarantee(1.0, 1e-5, Relation.ZERO_OUT, sampler, "renyi", 2.0, 2))
 
 
