@@ -13,11 +13,8 @@ paired: the same seed has the same cohort stream and the same first weights in e
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
-import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -76,7 +73,7 @@ TITLES = {
     "E": "EMNIST, 10,000 users, perceptron, 150 a round",
     "V": "EMNIST, 10,000 users, CNN, 150 a round",
     "S": "tags (CiteULike), 150 a round; recall at 5",
-    "C": "EMNIST-CR's model (1.2M parameters), 20,000 drawn writers of 20 images, 300 a round",
+    "C": "EMNIST-CR's model (1.2M parameters, bf16), 20,000 drawn writers of 20 images, 300 a round",
     "L": "SO-LR's model (5M parameters), CiteULike, 150 a round; recall at 5",
 }
 SAME_SERVER = ("before", "grid")
@@ -322,38 +319,22 @@ def jobs(tasks: list[str]) -> list[Job]:
     return list(dict.fromkeys(found))
 
 
-def work(wanted: argparse.Namespace, until: float) -> None:
+def work(wanted: argparse.Namespace) -> None:
     """Take one job after the other off the list that all processes share."""
     torch.set_num_threads(1)
-    taken = Path(f"{wanted.out}.taken")
     for job in jobs(wanted.tasks.split(",")):
-        if time.time() > until:
+        if recording.time_is_up():
             return
-        with taken.open("a+", encoding="utf-8") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            held.seek(0)
-            name = job.key(-1)
-            if name in held.read().splitlines():
-                continue
-            held.write(name + "\n")
-        done = _keys(wanted.out)
+        done = {json.loads(line)["key"] for line in recording.lines_of(wanted.out)}
         seeds = [seed for seed in range(wanted.seeds) if job.key(seed) not in done]
-        begun = time.time()
-        if not seeds:
+        if not seeds or not recording.take(wanted.out, job.key(-1)):
             continue
+        begun = time.time()
         try:
-            for line in lines(job, seeds, loaded(job.task, wanted.stores), wanted.device):
-                with wanted.out.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+            recording.append(wanted.out, list(lines(job, seeds, loaded(job.task, wanted.stores), wanted.device)))
             print(f"{job}: {time.time() - begun:.1f} s", flush=True)
         except Exception as error:  # the other jobs go on
             print(f"{job} failed: {type(error).__name__}: {error}", flush=True)
-
-
-def _keys(out: Path) -> set[str]:
-    return (
-        {json.loads(line)["key"] for line in out.read_text(encoding="utf-8").splitlines()} if out.is_file() else set()
-    )
 
 
 # ---------------------------------------------------------------- table and picture
@@ -532,15 +513,9 @@ def main() -> None:
     elif wanted.what == "table":
         table(wanted)
     elif wanted.what == "work":
-        work(wanted, float(os.environ["UNTIL"]))
+        work(wanted)
     else:
-        Path(f"{wanted.out}.taken").unlink(missing_ok=True)
-        others = {**os.environ, "UNTIL": str(time.time() + wanted.seconds), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, "work", *sys.argv[2:]]
-        running = [subprocess.Popen(command, env=others) for _ in range(wanted.processes)]
-        for process in running:
-            process.wait()
-        Path(f"{wanted.out}.taken").unlink(missing_ok=True)
+        recording.in_processes(wanted.processes, wanted.seconds, wanted.out)
 
 
 if __name__ == "__main__":
