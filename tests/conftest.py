@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from samples import ROOT, Uncompiled, load_script
+from samples import ROOT, CommandLine, Uncompiled, load_script
 
 from clipline.cli import main
 from clipline.errors import WorkerError
@@ -51,17 +51,10 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _programs_of_the_tests_alone(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test reads or writes compiled programs where the user keeps them; neither do the programs that tests start."""
-    os.environ["CLIPLINE_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
-
-
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs are traced but not compiled, nor stored."""
+    """Programs are traced but not compiled."""
     monkeypatch.setattr("clipline.engine.gpu.programs.inductor.compiled", Uncompiled)
-    monkeypatch.setattr("clipline.engine.gpu.programs.program_cache._storable", lambda graph: False)
 
 
 @pytest.fixture
@@ -95,7 +88,7 @@ def reference() -> ModuleType:
 
 @pytest.fixture
 def clipline(monkeypatch, capsys, tmp_path):
-    """Run the command line in an empty folder; gives exit code, standard output and standard error."""
+    """The command line in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CLIPLINE_DATA", raising=False)
 
@@ -109,4 +102,4 @@ def clipline(monkeypatch, capsys, tmp_path):
         out, err = capsys.readouterr()
         return code, out, err
 
-    return run
+    return CommandLine(run)

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 
 from clipline.errors import SettingError
@@ -9,7 +8,6 @@ from clipline.privacy.events import (
     NoSampling,
     PoissonSampling,
     Statistic,
-    TruncatedPoissonSampling,
 )
 from clipline.privacy.noise_split import split_noise
 
@@ -18,7 +16,6 @@ EVENTS = [
     GaussianEvent(PoissonSampling(0.1), 1.3958),
     GaussianEvent(FixedSizeSampling(100, 3400), 0.513),
     GaussianEvent(GroupedPoissonSampling(0.1, 12, 5), 0.9),
-    GaussianEvent(TruncatedPoissonSampling(0.1, 3400, 400), 0.7),
     GaussianEvent(NoSampling(), 20.0, Statistic("vocabulary of city", "0f", 1e-8, True)),
     GaussianEvent(NoSampling(), 20.0, Statistic("vocabulary of city", "0f", 1e-8, True, example_level=True)),
 ]
@@ -30,13 +27,6 @@ def test_samplings_describe_themselves():
     assert "every user" in str(NoSampling())
     assert [kind.name for kind in (NoSampling, PoissonSampling, FixedSizeSampling)] == ["none", "poisson", "fixed"]
     assert (NoSampling().rate, PoissonSampling(0.25).rate, FixedSizeSampling(25, 100).rate) == (1, 0.25, 0.25)
-
-
-def test_numpy_numbers_are_stored_as_plain_ones():
-    event = GaussianEvent(PoissonSampling(np.float64(0.5)), np.float32(2))
-    assert type(event.sampling.rate) is float
-    assert type(event.noise_multiplier) is float
-    assert type(FixedSizeSampling(np.int64(1), np.int64(2)).cohort_size) is int
 
 
 def test_an_event_survives_json_which_is_flat():
@@ -53,11 +43,10 @@ def test_an_event_survives_json_which_is_flat():
         ({"sampling": "poison", "rate": 0.1, "noise_multiplier": 1}, "sampling='poison'.*did you mean 'poisson'"),
         (
             {"rate": 0.1, "noise_multiplier": 1},
-            "sampling=None must be one of none, poisson, grouped-poisson, truncated-poisson, fixed",
+            "sampling=None must be one of none, poisson, grouped-poisson, fixed",
         ),
         ({"sampling": "none", "rate": 0.1, "noise_multiplier": 1}, "unknown key 'rate' in an event with none sampling"),
         ({"sampling": "poisson", "noise_multiplier": 1}, "rate is missing"),
-        ({"sampling": "poisson", "rate": 0.1}, "noise_multiplier is missing"),
         ({"sampling": "poisson", "rate": "0.1", "noise_multiplier": 1}, "rate='0.1' must be a finite number"),
         ({"sampling": "fixed", "cohort_size": 2.0, "population_size": 9, "noise_multiplier": 1}, "cohort_size=2.0"),
     ],
@@ -73,20 +62,12 @@ def test_a_rate_outside_its_limits_is_refused(rate):
         PoissonSampling(rate)
 
 
-@pytest.mark.parametrize(
-    ("kind", "numbers", "name"),
-    [
-        (FixedSizeSampling, (0, 5), "cohort_size=0"),
-        (FixedSizeSampling, (6, 5), "cohort_size=6"),
-        (FixedSizeSampling, (1, 0), "population_size=0"),
-        (TruncatedPoissonSampling, (0, 9, 3), "rate=0"),
-        (TruncatedPoissonSampling, (0.5, 0, 3), "population_size=0"),
-        (TruncatedPoissonSampling, (0.5, 9, 0), "cap=0"),
-    ],
-)
-def test_a_cohort_that_cannot_be_drawn_is_refused(kind, numbers, name):
-    with pytest.raises(SettingError, match=name):
-        kind(*numbers)
+def test_a_cohort_that_cannot_be_drawn_is_refused():
+    for kind, numbers, name in (
+        (FixedSizeSampling, (0, 5), "cohort_size=0"), (FixedSizeSampling, (6, 5), "cohort_size=6"),
+    ):  # fmt: skip
+        with pytest.raises(SettingError, match=name):
+            kind(*numbers)
 
 
 @pytest.mark.parametrize("noise_multiplier", [-1, float("inf"), float("nan"), None])

@@ -12,7 +12,7 @@ from clipline.privacy.accountant import account
 from clipline.privacy.events import GaussianEvent, GroupedPoissonSampling, NoSampling, PoissonSampling, Statistic
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.relations import Relation
-from clipline.privacy.two_views import Participations, TwoGuarantees, account_both, against_server
+from clipline.privacy.two_views import Participations, account_both, against_server, most_participations
 
 ROUND = GaussianEvent(PoissonSampling(0.1), 0.58)
 LEDGER = Ledger().add(ROUND, 30)
@@ -43,7 +43,6 @@ def test_the_two_sentences_say_whom_they_are_about():
     assert "Poisson sampling, 30 rounds" in outside
     assert server.startswith("Against the server, for a user who takes part in at most 3 rounds: (epsilon ")
     assert "no sampling, 3 rounds" in server
-    assert TwoGuarantees.participations_in(str(both)) == 3
     assert "errors of users are shown" in str(account_both(replace(OUTSIDERS, shows_errors=True), LEDGER, 1).server)
 
 
@@ -51,7 +50,20 @@ def test_a_server_that_adds_the_noise_is_promised_nothing():
     both = account_both(OUTSIDERS, LEDGER, 0)
     assert both.server is None
     assert "Against the server: no promise" in str(both)
-    assert TwoGuarantees.participations_in(str(both)) == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "rounds", "most"),
+    [
+        ({"noise_by_clients": True, "asked": 7}, 4, 7),  # three attempts came to nothing
+        ({"noise_by_clients": True, "asked": 3}, 4, 4),  # a metric ended the run: charged as planned
+        ({"noise_by_clients": True, "asked": 7, "max_participations": 5}, 4, 5),
+        ({"noise_by_clients": True, "asked": 2, "max_participations": 5}, 2, 2),
+        ({"noise_by_clients": False, "asked": 7}, 4, 0),
+    ],
+)
+def test_a_user_takes_part_at_most_as_often_as_cohorts_were_asked_and_as_the_cap_allows(told, rounds, most):
+    assert most_participations(told, rounds) == most
 
 
 def test_the_rounds_with_the_least_noise_count_and_every_statistic():
@@ -63,10 +75,6 @@ def test_the_rounds_with_the_least_noise_count_and_every_statistic():
         GaussianEvent(NoSampling(), 0.58): 3,
         GaussianEvent(NoSampling(), 2.0, Statistic("mean", "mean of x")): 1,
     }
-
-
-def test_a_server_has_seen_nothing_of_a_user_who_never_took_part():
-    assert against_server(LEDGER, 0) == Ledger()
 
 
 def test_noise_without_a_proof_is_refused():
