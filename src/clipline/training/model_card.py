@@ -44,16 +44,15 @@ def about_training(training: Training) -> dict[str, Any]:
     shape of an example, and how they were made of columns: what the caller has listed. It holds plain values only and
     can be stored as JSON.
     """
-    settings = {name: value for name, value in describe(training).items() if name != "seed"}
     population = training.population
     fields = {name: {"dtype": str(f.dtype), "shape": list(f.shape[1:])} for name, f in population.fields.items()}
-    columns = population.column_options
     about: dict[str, Any] = _plain(
         {
-            "settings": settings,
+            "settings": {name: value for name, value in describe(training).items() if name != "seed"},
             "resolved": resolved(training),
             "fields": fields,
-            **({"columns": columns} if columns else {}),
+            "columns": population.column_options or None,
+            "federation": training.federation,
         }
     )
     return about

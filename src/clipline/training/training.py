@@ -267,6 +267,7 @@ class Training:
         warn_of_rate(self.problem, self.one_by_one.made_up)
         assert compute.workers is not None, "resolved above"
         self.upload = upload
+        self.federation: Mapping[str, Any] | None = None  # what the card of a federation's model tells of it
         if upload is not None and not hasattr(upload, "simulated"):
             raise refuse("upload", upload, "SecureSum, Quantised or RandomMask", "give SecureSum(bits=18), say")
         if upload is None:
