@@ -30,15 +30,3 @@ def test_lines_say_what_is_done_running_and_failed(capsys):
     assert lines[1] == "run b (seed 1) failed: ValueError: no such luck"
     assert lines[2] == "fig9  runs 2/3 done  0 running  1 failed"
     assert len(lines) == 3
-
-
-def test_runs_that_another_process_ended_count_as_done(capsys):
-    progress = StudyProgress()
-    progress.begin({"a": 2}, [])
-    progress.wait(1)
-    progress.wait(1)
-    progress.end(["a", "elsewhere"])
-    assert capsys.readouterr().err.splitlines()[1:] == [
-        "runs 0/1 done  0 running  waiting for 1 of another process",
-        "runs 1/1 done  0 running",
-    ]

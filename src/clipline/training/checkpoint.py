@@ -253,16 +253,14 @@ def load_personal(path: Path, round_index: int, personal: PersonalStore) -> None
 
 def _difference(before: str, now: str) -> str:
     """The first line that is not the same and what to do, for the reader, who is told no more of data than that."""
-    then_by_name, now_by_name = _by_name(before), _by_name(now)
-    for name in [*then_by_name, *(name for name in now_by_name if name not in then_by_name)]:
-        then, today = then_by_name.get(name, "nothing"), now_by_name.get(name, "nothing")
-        if then != today:
-            if name in (DATA_FINGERPRINT, _SEED):
-                return "the data have changed: restore them" if name != _SEED else "the seed has changed: restore it"
-            if _CHECKSUM.search(then) and _CHECKSUM.search(today):
-                return f"the {name.removeprefix('checksum of the ')} has changed: restore it"
-            return f"it was written under other circumstances ({then!r} then, {today!r} now): restore them"
-    return "it was written under other circumstances: restore them"
+    then, today = _by_name(before), _by_name(now)
+    name = next((one for one in [*then, *today] if then.get(one) != today.get(one)), "")
+    if name in (DATA_FINGERPRINT, _SEED):
+        return "the data have changed: restore them" if name != _SEED else "the seed has changed: restore it"
+    lines = [told.get(name, "nothing") for told in (then, today)]
+    if all(map(_CHECKSUM.search, lines)):
+        return f"the {name.removeprefix('checksum of the ')} has changed: restore it"
+    return f"it was written under other circumstances ({lines[0]!r} then, {lines[1]!r} now): restore them"
 
 
 def _by_name(circumstances: str) -> dict[str, str]:

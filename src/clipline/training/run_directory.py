@@ -154,8 +154,8 @@ class RunDirectory(Callback):
                         "its model; start another to train again"
                     )
                 raise RunError(
-                    f"resume={str(self.path)!r} holds no {CHECKPOINT}, as its run never reached one: start again in "
-                    "another folder" + _spent(self.path / LEDGER, training.privacy.noise_source)
+                    f"resume={str(self.path)!r} holds no {CHECKPOINT}",
+                    f"start again in another folder, and add the rounds in {LEDGER}, if any: they were released",
                 )
             circumstances = Circumstances(training, self.same)
             state = load_last(checkpoint, training.device, str(circumstances))
@@ -443,19 +443,6 @@ def _rounding(training: Training) -> str:
 
 def _ledger_lines(ledger: Ledger) -> str:
     return "".join(ledger_line(index, event) + "\n" for index, event in enumerate(ledger))
-
-
-def _spent(ledger: Path, noise_source: str | None) -> str:
-    """What to do about the rounds of a run that cannot be resumed: they were released, whoever starts again."""
-    rounds = ledger.read_bytes().count(b"\n") if ledger.exists() else 0
-    if not rounds:
-        return ""
-    if noise_source == "seed":
-        return (
-            ", with the same seed and all else as it was, which releases the same; otherwise the "
-            f"{rounds} rounds in its ledger add to the new run's"
-        )
-    return f"; the {rounds} rounds in its ledger were released and add to the new run's"
 
 
 def _json_lines(rounds: Iterable[Mapping[str, Any]]) -> str:
