@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import clipline as cl
-from clipline.engine.client_rate import DivergingRateWarning
+from clipline.engine.trial_warnings import DivergingRateWarning
 
 USERS, TESTERS, EXAMPLES, FEATURES, CLASSES = 600, 200, 8, 12, 5
 

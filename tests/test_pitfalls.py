@@ -19,7 +19,7 @@ from samples import (
 )
 
 from clipline import Evaluate, FixedClip, LocalSGD, Population, QuantileClip, SettingError
-from clipline.engine.value_ranges import ValueRangeWarning
+from clipline.engine.trial_warnings import ValueRangeWarning
 from clipline.federated.clipping import ClippedSum
 from clipline.privacy.events import GaussianEvent, PoissonSampling
 from clipline.random.streams import Streams

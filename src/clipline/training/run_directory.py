@@ -21,7 +21,7 @@ from ..settings import toml_text
 from . import durable
 from .callbacks import Callback
 from .checkpoint import CheckpointWriter, Circumstances, code_fingerprint, load_last, load_personal, save_checkpoint
-from .curves import draw_curves, quantile_of, why_void
+from .curves import draw_curves
 from .durable import DirectoryLock
 from .model_card import card_metadata, card_of, describe, resolved, save_model, where_it_ran
 from .result import RoundReport, round_json
@@ -289,20 +289,11 @@ class RunDirectory(Callback):
                 rounds[-1] = last
                 durable.write(self.path / METRICS, _json_lines(rounds))
         if rounds:
-            draw_curves(
-                self.path / CURVES,
-                rounds,
-                guarantee,
-                metric=self.metric,
-                quantile=quantile_of(self._training),
-                title=", ".join(
-                    f"{name} {value}"
-                    for name, value in {**facts, "run": "/".join(self.path.resolve().parts[-2:])}.items()
-                    if name not in ("measured_on", "metric", "baseline", LOWER, HIGHER)
-                ),
-                measured_on=facts.get("measured_on", ""),
-                void=why_void(self._training, guarantee),
-            )
+            shown = {**facts, "run": "/".join(self.path.resolve().parts[-2:])}
+            hidden = ("measured_on", "metric", "baseline", LOWER, HIGHER)
+            title = ", ".join(f"{name} {value}" for name, value in shown.items() if name not in hidden)
+            path, about = self.path / CURVES, facts.get("measured_on", "")
+            draw_curves(path, rounds, guarantee, self._training, metric=self.metric, title=title, measured_on=about)
         durable.sync_file(self.path / METRICS)  # with the model, before the checkpoint goes
         if result.stopped == "interrupted":
             personal = self._training.personal
