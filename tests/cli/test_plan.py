@@ -58,7 +58,7 @@ def test_a_warning_is_one_sentence_without_a_place_in_the_code():
 def test_an_epsilon_that_nobody_can_reach_is_refused_at_once(ask):
     code, _, err = ask(*ASK, "--epsilon", "1e-300")
     assert code == 2
-    assert "epsilon=1e-300 must be a finite number at least 1e-12" in err
+    assert "--epsilon 1e-300 must be a finite number at least 1e-12" in err
 
 
 def test_a_training_file_is_a_question_too(ask, tmp_path):
@@ -111,7 +111,7 @@ def test_a_plot_is_drawn_once(ask, tmp_path):
     assert matplotlib.image.imread(tmp_path / "p.png").std() > 0.02
     code, _, err = ask(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
     assert code == 2
-    assert "plot='p.png' must be a new file" in err
+    assert "--plot 'p.png' must be a new file" in err
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
@@ -132,10 +132,10 @@ def test_a_plan_that_costs_nothing_beyond_its_delta_is_printed(ask, sampling):
         (["--cohort-size", "3"], "population_size is missing: give --population-size"),
         ([*ASK], "exactly one must be left out"),
         (["--users", "100"], "or epsilon alone for a table"),
-        ([*ASK, "--epsilon", "4", "--count-stddev", "-5"], "count_stddev=-5.0"),
+        ([*ASK, "--epsilon", "4", "--count-stddev", "-5"], "--count-stddev -5.0"),
         ([*ASK, "--epsilon", "4", "--plot", "x.abc"], "must be a new file that ends in .png"),
         ([*ASK, "--epsilon", "4", "--plot", "bad.toml/x.png"], "bad.toml"),
-        ([*ASK, "--epsilon", "x"], "epsilon='x' must be a finite number at least 1e-12"),
+        ([*ASK, "--epsilon", "x"], "--epsilon 'x' must be a finite number at least 1e-12"),
         (
             ["--population-size", "100", "--rounds", "3", "--epsilon", "1", "--scale", "100x0.1"],
             "of the form m=100,z=0.03",
@@ -144,8 +144,8 @@ def test_a_plan_that_costs_nothing_beyond_its_delta_is_printed(ask, sampling):
             ["--population-size", "9", "--epsilon", "3", "--plot", "x.png"],
             "give --cohort-size and --rounds for one plan",
         ),
-        ([*ASK, "--epsilon", "4", "--parameters", "0"], "parameters=0 must be a whole number at least 1"),
-        ([*ASK, "--epsilon", "4", "--parameters", "1", "--model", "so_lr"], "left out with model='so_lr'"),
+        ([*ASK, "--epsilon", "4", "--parameters", "0"], "--parameters 0 must be a whole number at least 1"),
+        ([*ASK, "--epsilon", "4", "--parameters", "1", "--model", "so_lr"], "left out with --model 'so_lr'"),
         ([*ASK, "--epsilon", "4", "--model", "so_r"], "did you mean 'so_lr'?"),
         ([*ASK, "--epsilon", "4", "--model", "no.py"], "'no.py' must be the path of a Python file"),
         (["--config", "bad.toml"], "unknown key 'chort_size': did you mean 'cohort_size'?"),

@@ -131,7 +131,7 @@ def test_too_few_users_end_in_a_refusal_with_what_would_do_and_a_page(mine, tmp_
     code, _, err = mine("tune", "mine.py", *asked, *FLAGS, "--runs", 1, "--degradation", "0%")
     assert code == 2
     last = err[err.index("error: ") :]
-    for words in ("epsilon=0.5", "30 users", "--users ", "--epsilon "):
+    for words in ("--epsilon 0.5", "30 users", "--users ", "--epsilon "):
         assert words in last
     assert not (tmp_path / "tuned/final.toml").exists()
     assert "cannot be met" in (tmp_path / "tuned/tune.html").read_text(encoding="utf-8")
@@ -183,23 +183,23 @@ def test_a_search_on_the_private_data_is_charged_as_a_whole(mine, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (["--epsilon", 0], ("epsilon=0", "at least 1e-12")),
-        (["--epsilon", "nan"], ("epsilon=nan",)),
-        (["--delta", 2], ("delta=2", "below 1")),
-        (["--users", 19], ("users=19", "at least the cohort of the trial, 20", "--cohort-size")),
-        (["--degradation", "half"], ("degradation='half'", "5%")),
+        (["--epsilon", 0], ("--epsilon 0", "at least 1e-12")),
+        (["--epsilon", "nan"], ("--epsilon nan",)),
+        (["--delta", 2], ("--delta 2", "below 1")),
+        (["--users", 19], ("--users 19", "at least the cohort of the trial, 20", "--cohort-size")),
+        (["--degradation", "half"], ("--degradation 'half'", "5%")),
         (["--degradation", "-5%"], ("degradation=-0.05", "at least 0")),
-        (["--proxy", "missing.npz"], ("proxy='missing.npz'", "a folder made by")),
-        (["--data", "proxy.npz"], ("proxy='proxy.npz'", "--private-search")),
-        (["--search", "annealing"], ("search='annealing'", "grid")),
-        (["--search", "optuna", "--sampler", "tea"], ("sampler='tea'", "tpe")),
-        (["--noise-multiplier", 0], ("noise=0", "above 0")),
-        (["--runs", 0], ("runs=0", "at least 1")),
-        (["--private-search"], ("proxy='proxy.npz'", "--private-search")),
-        (["--relation", "paper"], ("relation='paper'",)),
-        (["--data", "missing.npz"], ("data='missing.npz'", "a folder made by")),
-        (["--better", "longer"], ("better='longer'", "lower")),
-        (["--out", "mine.py"], ("out='mine.py'", "folder")),
+        (["--proxy", "missing.npz"], ("--proxy 'missing.npz'", "a folder made by")),
+        (["--data", "proxy.npz"], ("--proxy 'proxy.npz'", "--private-search")),
+        (["--search", "annealing"], ("--search 'annealing'", "grid")),
+        (["--search", "optuna", "--sampler", "tea"], ("--sampler 'tea'", "tpe")),
+        (["--noise-multiplier", 0], ("--noise-multiplier 0", "above 0")),
+        (["--runs", 0], ("--runs 0", "at least 1")),
+        (["--private-search"], ("--proxy 'proxy.npz'", "--private-search")),
+        (["--relation", "paper"], ("--relation 'paper'",)),
+        (["--data", "missing.npz"], ("--data 'missing.npz'", "a folder made by")),
+        (["--better", "longer"], ("--better 'longer'", "lower")),
+        (["--out", "mine.py"], ("--out 'mine.py'", "folder")),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_work(mine, tmp_path, changed, words):
@@ -216,15 +216,18 @@ def test_what_cannot_be_is_refused_before_any_work(mine, tmp_path, changed, word
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["handwritten", "--epsilon", 4, "--users", 1000], ("task='handwritten'", "handwriting")),
+        (["handwritten", "--epsilon", 4, "--users", 1000], ("TASK 'handwritten'", "handwriting")),
         (["handwriting", "--users", 1000], ("epsilon is missing", "--epsilon")),
         (["handwriting", "--epsilon", 4], ("users is missing", "--users")),
-        (["handwriting", "--epsilon", 4, "--users", 1000, "--proxy", "proxy.npz"], ("proxy='proxy.npz'", "generates")),
+        (
+            ["handwriting", "--epsilon", 4, "--users", 1000, "--proxy", "proxy.npz"],
+            ("--proxy 'proxy.npz'", "generates"),
+        ),
         (["handwriting", "--epsilon", 4, "--users", 1000, "--proxy-users", 0], ("population_size=0",)),
         (["mine.py", "--epsilon", 4, "--users", 1000], ("proxy=None", "--proxy DATA", "--private-search")),
         (
             ["mine.py", "--epsilon", 4, "--users", 1000, "--proxy", "prox.npz"],
-            ("proxy='prox.npz' does not", "'proxy.npz'?"),
+            ("--proxy 'prox.npz' does not", "'proxy.npz'?"),
         ),
         (["missing.toml", "--epsilon", 4, "--users", 1000], ("missing.toml", "does not exist")),
         (["missing.py", "--epsilon", 4, "--users", 1000, "--proxy", "proxy.npz"], ("missing.py", "there is none")),
@@ -284,7 +287,7 @@ def test_data_made_by_private_statistics_are_refused_as_their_cost_would_be_left
     moments.apply(people).save(tmp_path / "scaled")
     code, _, err = mine("tune", "mine.py", "--data", "scaled", "--private-search", "--epsilon", 4, "--users", 1000)
     assert code == 2
-    assert "data='scaled' must be made without private statistics, which tune does not count" in err
+    assert "--data 'scaled' must be made without private statistics, which tune does not count" in err
 
 
 def test_private_data_in_another_file_are_no_proxy(mine, tmp_path):
@@ -294,5 +297,5 @@ def test_private_data_in_another_file_are_no_proxy(mine, tmp_path):
     asked[asked.index("proxy.npz")] = "private.npz"
     code, _, err = mine("tune", "mine.py", *asked, "--data", "store")
     assert code == 2
-    assert "proxy='private.npz' must be other data than the private ones" in err
+    assert "--proxy 'private.npz' must be other data than the private ones" in err
     assert not (tmp_path / "tuned").exists()

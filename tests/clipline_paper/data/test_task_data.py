@@ -228,7 +228,7 @@ def test_whom_the_metrics_look_at_is_said(clipline, prepared):
     _, out, _ = clipline("train", "shakespeare", "--data", "plays", *FLAGS[:-1])
     first, *rest = out.splitlines()
     assert "on other examples of the training users, which the guarantee does not cover (validation)" in first
-    assert "data: original, shakespeare train from shakespeare.sqlite" in rest
+    assert "data       original, shakespeare train from shakespeare.sqlite" in rest
     prepared("cifar100", to="photos")
     _, out, _ = clipline("train", "cifar100", "--data", "photos", *FLAGS[:-3], "--out", "second", "--json")
     assert json.loads(out)["measured_on"] == "users outside the training population"
@@ -262,7 +262,7 @@ def rewrite(**entries):
 @pytest.mark.parametrize(
     ("damage", "arguments", "words"),
     [
-        (lambda folder: shutil.rmtree(folder), [], "data='store' must be a folder with the stores train and test"),
+        (lambda folder: shutil.rmtree(folder), [], "--data 'store' must be a folder with the stores train and test"),
         (lambda folder: shutil.rmtree(folder / "test"), [], "must be complete, and it holds no test/population.json"),
         (lose("train/field.tokens.npy"), [], "must be complete, and train/field.tokens.npy is missing"),
         (lose("test/user_ids.npy"), [], "must be complete, and test/user_ids.npy is missing"),
@@ -275,11 +275,19 @@ def rewrite(**entries):
         (rewrite(version=3), [], "has version 3 but this clipline reads 1 and 2"),
         (rewrite(origin="stolen"), [], "is no manifest with checksums (origin is 'stolen')"),
         (rewrite(users=1), ["--cohort-size", 1], "has 2 users and 4 examples but its manifest says 1 and 4"),
-        (lambda folder: None, ["--population-size", 3], "population_size=3 must be left out where sampling='fixed'"),
-        (lambda folder: None, ["--test-users", 3], "test_users=3 must be left out where data are stored: leave it out"),
-        (lambda folder: None, ["--cohort-size", 3], "cohort_size=3 must be at most the population, 2 users"),
+        (
+            lambda folder: None,
+            ["--population-size", 3],
+            "--population-size 3 must be left out where --sampling 'fixed'",
+        ),
+        (
+            lambda folder: None,
+            ["--test-users", 3],
+            "--test-users 3 must be left out where data are stored: leave it out",
+        ),
+        (lambda folder: None, ["--cohort-size", 3], "--cohort-size 3 must be at most the population, 2 users"),
         (lambda folder: None, ["--data", "store/train"], "the folder of both train and test, and it is one of the two"),
-        (lambda folder: None, ["--data", ""], "data='' must be the path of a folder or a file, or stand-in"),
+        (lambda folder: None, ["--data", ""], "--data '' must be the path of a folder or a file, or stand-in"),
     ],
 )
 def test_a_store_that_cannot_be_used_is_refused_before_work_begins(
@@ -295,7 +303,7 @@ def test_a_store_that_cannot_be_used_is_refused_before_work_begins(
 def test_a_task_without_stores_refuses_data(clipline):
     code, _, err = clipline("train", "--data", "somewhere", "--out", "run")
     assert code == 2
-    assert "data='somewhere' must be left out, as task 'handwriting' has no such setting" in err
+    assert "--data 'somewhere' must be left out, as task 'handwriting' has no such setting" in err
 
 
 def test_an_unusable_store_at_the_default_place_is_missing_and_refused(clipline, prepared):
