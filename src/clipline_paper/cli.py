@@ -90,7 +90,7 @@ def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, giv
                 task=task,
                 changes={**changes, "data": where},
                 cluster=cluster,
-                progress=StudyProgress(what, stages, place * len(names)),
+                progress=StudyProgress(what, stages, place * len(names), by_call=True),
             )
         except KeyboardInterrupt:
             kept = len(StudyDirectory(out).ids())

@@ -188,12 +188,14 @@ class StudyProgress:
 
     On a terminal one bar is updated in place. Elsewhere, as in a log file, a line is printed when runs have ended, at
     most one a second, and every ten seconds otherwise. `label` says what is being done. With `stages` the bar is that
-    of all of them, as long each; they are counted from `first`. How long runs take depends on which users are drawn:
-    the guarantee does not cover it. One that is not `shown` prints nothing.
+    of all of them; they begin at `first`, and `by_call` each `Study.results` is one. How long runs take depends on
+    which users are drawn: the guarantee does not cover it. One that is not `shown` prints nothing.
     """
 
-    def __init__(self, label: str = "", stages: Sequence[str] = (), first: int = 0, *, shown: bool = True) -> None:
-        self.label, self.shown, self.stages, self._stage = label, shown, stages, first - 1
+    def __init__(
+        self, label: str = "", stages: Sequence[str] = (), first: int = 0, *, by_call: bool = False, shown: bool = True
+    ) -> None:
+        self.label, self.shown, self.stages, self._stage, self._by_call = label, shown, stages, first - 1, by_call
         self._bar: Bar | None = None
         self._asked, self._share = 0, 0.0  # rounds to train in this stage, and the share of them that is done
         self.begin({}, ())
@@ -205,6 +207,8 @@ class StudyProgress:
 
     def begin(self, rounds: Mapping[str, int], done: Iterable[str]) -> None:
         """These runs are asked for (id -> rounds), of which some are `done` already."""
+        if rounds and self._by_call:
+            self.next_stage()
         ended = set(done)
         self._left = {run: count for run, count in rounds.items() if run not in ended}  # rounds to train
         self._asked += sum(self._left.values())

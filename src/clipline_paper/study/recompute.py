@@ -51,18 +51,6 @@ class Recorded:
         return found
 
 
-@dataclass(frozen=True)
-class Staged:
-    """Makes runs; each time it is asked for some is a stage of its progress."""
-
-    study: Study
-
-    def results(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
-        """The records of these runs, in order."""
-        self.study.progress.next_stage()
-        return self.study.results(specs)
-
-
 def facts_of(
     what: str, protocol: Protocol, base: TrainSettings, checksum: str, data: str, code: str | None = None
 ) -> dict[str, Any]:
@@ -168,7 +156,7 @@ def reproduce(
     directory.note_experiment(f"{what}-{task.name}", facts)
     study = Study(directory, task, cluster=cluster, progress=progress)
     try:
-        findings = run_experiment(what, Grid(Staged(study), protocol, base))
+        findings = run_experiment(what, Grid(study, protocol, base))
     finally:
         study.close()
     return Reproduced(findings, write_files(findings, directory, facts["data"]))
