@@ -51,17 +51,10 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _programs_of_the_tests_alone(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test reads or writes compiled programs where the user keeps them; neither do the programs that tests start."""
-    os.environ["CLIPLINE_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
-
-
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs are traced but not compiled, nor stored."""
+    """Programs are traced but not compiled."""
     monkeypatch.setattr("clipline.engine.gpu.programs.inductor.compiled", Uncompiled)
-    monkeypatch.setattr("clipline.engine.gpu.programs.program_cache._storable", lambda graph: False)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import clipline
 from clipline import LocalSGD, Population, ServerSGD
 from clipline.engine.choose import make_problem
 from clipline.engine.core.one_by_one import OneByOne
-from clipline.engine.stacked.layers import MatrixLSTM, MaxPool2d, PatchConv2d
+from clipline.engine.stacked.layers import MatrixLSTM, PatchConv2d
 from clipline.engine.stacked.trainer import Stacked
 from clipline.federated.backend import CohortRequest
 from clipline.federated.clipping import PartialSums
@@ -63,7 +63,7 @@ class Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.pool = PatchConv2d(1, 4, 3, padding="same"), nn.GroupNorm(2, 4), MaxPool2d()
+        self.conv, self.norm, self.pool = PatchConv2d(1, 4, 3, padding="same"), nn.GroupNorm(2, 4), nn.MaxPool2d(2)
         self.lstm, self.drop, self.out = MatrixLSTM(4, 8), nn.Dropout(0.2), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -131,9 +131,9 @@ def _noting_places(stack: Stacked, places: list[NDArray[np.int64]]):
     return mock.patch.object(stack, "_updates_of", noted)
 
 
-def aggregate(blocks, clip: float, dim: int, sampling=None):
+def aggregate(blocks, clip: float, dim: int, sampling=None, device="cpu"):
     """The `ClippedSum` of blocks of updates."""
-    sums = PartialSums(torch.empty(1, dim + 1, dtype=torch.float64))
+    sums = PartialSums(torch.empty(1, dim + 1, dtype=torch.float64, device=device))
     for updates in blocks:
         sums.add(updates, [clip], np.zeros(len(updates), np.int64))
     (total,) = sums.finished([clip], [PoissonSampling(0.5) if sampling is None else sampling])

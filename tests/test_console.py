@@ -8,8 +8,8 @@ import pytest
 from samples import terminal_of
 
 from clipline import cli
-from clipline.console import Bar, Stages, clock, fail, say, tell, wrapped
-from clipline.errors import CliplineError, refuse
+from clipline.console import Bar, Stages, fail, say, tell, wrapped
+from clipline.errors import refuse
 
 
 def test_without_a_terminal_text_is_printed_as_it_is(capsys):
@@ -53,11 +53,6 @@ def test_lines_are_cut_between_words_with_a_hanging_indent(line, parts):
     assert wrapped(line, 20) == parts
 
 
-def test_an_error_ends_with_its_hint():
-    assert str(CliplineError("it broke", "mend it")) == "it broke: mend it"
-    assert (str(CliplineError("it broke")), CliplineError("it broke").hint) == ("it broke", "")
-
-
 def test_no_control_character_of_a_file_reaches_a_terminal_or_a_log(monkeypatch, capsys):
     hostile = "loss\x1b[2K\rok\x07\x9b31m\u202e\x00"
     warnings_of_others = cli._form_warning(UserWarning(hostile), UserWarning, hostile, 1)
@@ -99,25 +94,12 @@ def test_a_bar_without_a_terminal_prints_now_and_then_and_at_its_end(capsys):
     ]  # fmt: skip
 
 
-def test_a_transient_bar_becomes_a_line(monkeypatch):
-    terminal = terminal_of(monkeypatch, 60)
-    bar = Bar(2, transient=True)
-    bar.show(1, "runs 1/2")
-    bar.close()
-    assert terminal.getvalue().endswith("runs 1/2\n")
-    assert "━" in terminal.getvalue()
-
-
 def test_stages_come_one_after_the_other(capsys):
     with Stages() as stages:
         for stage in ("reading", "grouping"):
             for done in (1, 2, 2):
                 stages.show(stage, done, 2)
     assert capsys.readouterr().err.splitlines() == ["reading 100%", "grouping 100%"]
-
-
-def test_a_duration_is_told_in_hours_minutes_and_seconds():
-    assert clock(3_725.9) == "1:02:05"
 
 
 def test_a_notebook_has_one_bar_that_is_updated_and_keeps_no_speed(monkeypatch):

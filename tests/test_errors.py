@@ -41,6 +41,8 @@ def test_a_misspelt_choice_gets_the_nearest_one():
         check_choice("task", "handwritting", ["handwriting", "emnist"])
     assert str(error.value) == "task='handwritting' must be one of handwriting, emnist: did you mean 'handwriting'?"
     assert nearest("zzz", ["ab", "cd"]) == "choose among ab, cd"
+    assert nearest("x", []) == "there is none to choose"
+    assert nearest("x", [None, b"a", 3]) == "choose among None, b'a', 3"
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63), 10**24, 10**400, np.uint64(2**63)])
@@ -50,12 +52,8 @@ def test_whole_numbers_of_more_than_64_bits_are_refused_without_their_digits(val
             check("rate", value, way_out="try 1")
         assert len(str(error.value)) < 100
     assert check_whole("rate", 2**63 - 1, way_out="") == 2**63 - 1
+    assert check_whole("rate", 2**99, at_most=2**99, way_out="") == 2**99  # unless they are allowed
     assert check_number("rate", 1e24, way_out="") == 1e24  # a fraction may be large
-
-
-def test_there_may_be_nothing_to_choose_or_something_other_than_text():
-    assert nearest("x", []) == "there is none to choose"
-    assert nearest("x", [None, b"a", 3]) == "choose among None, b'a', 3"
 
 
 @pytest.mark.parametrize(
@@ -65,14 +63,10 @@ def test_there_may_be_nothing_to_choose_or_something_other_than_text():
         (np.array([7781]), "<ndarray>"),
         (torch.tensor(7781.0), "<Tensor>"),
         ([1, np.array([7781])], "[1, <ndarray>]"),
-        ({"a": (1, "b"), "c": [None]}, "{'a': (1, 'b'), 'c': [None]}"),
-        ((1.5,), "(1.5,)"),
         (list(range(7781, 7802)), "<list>"),
         ([[[7781]]], "[[<list>]]"),
         (torch.device("cpu"), "device(type='cpu')"),
-        (torch.float32, "torch.float32"),
         (PurePosixPath("a/b"), "PurePosixPath('a/b')"),
-        (True, "True"),
     ],
 )
 def test_what_may_hold_data_is_shown_by_its_type_alone(value, shown):

@@ -48,11 +48,8 @@ def test_a_warm_up_reaches_one_and_parts_are_multiplied():
         ("cosinus", "did you mean 'cosine'"),
         ("", "must be made of constant, warmup"),
         ("cosine:-1", "cosine or cosine:END, with finite numbers"),
-        ("linear:0.1:2", "linear or linear:END"),
         ("step:10", "step:EVERY:FACTOR"),
-        ("step:0.5:1", "whole number of rounds"),
         ("warmup", "warmup:ROUNDS"),
-        ("warmup:ten", "warmup:ROUNDS"),
         (3, "a function of the round"),
     ],
 )
@@ -106,7 +103,6 @@ def fails(t):
         (torch.optim.lr_scheduler.CosineAnnealingLR, r"CosineAnnealingLR must .* in round 0 \(TypeError.*a function"),
         (fails, r"lr_schedule=fails must give .* failed in round 2 \(ZeroDivisionError"),
         (lambda t: [1.0, 1.0, -2.0][t], "gave -2.0 in round 2 but"),
-        (lambda t: torch.ones(2), "gave Tensor in round 0 but"),
         (lambda t: 10**400, "in round 0 but"),
     ],
 )

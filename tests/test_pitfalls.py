@@ -7,7 +7,6 @@ import pytest
 import torch
 from samples import (
     LOCAL,
-    aggregate,
     cross_entropy,
     flat_training,
     linear_model,
@@ -20,13 +19,9 @@ from samples import (
 )
 
 from clipline import Evaluate, FixedClip, LocalAdam, LocalSGD, Population, QuantileClip, SettingError
-from clipline.engine.core.updates import Dense, Updates
 from clipline.engine.value_ranges import ValueRangeWarning
-from clipline.errors import ModuleError
-from clipline.federated.clipping import ClippedSum, clip_rows, join_bit
-from clipline.federated.mechanism import GaussianMechanism
-from clipline.federated.sampling import FixedSizeSampler, PoissonSampler
-from clipline.privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling
+from clipline.federated.clipping import ClippedSum
+from clipline.privacy.events import GaussianEvent, PoissonSampling
 from clipline.random.streams import Streams
 
 SAMPLING = PoissonSampling(0.01)
@@ -35,33 +30,6 @@ SAMPLING = PoissonSampling(0.01)
 def training(population=None, model=None, loss=cross_entropy, **changes):
     settings = {"rounds": 4, "cohort_size": 20, "local": LOCAL, "seed": 0, "noise_multiplier": 0.5, **changes}
     return flat_training(model or linear_model(dtype=torch.float32), loss, population or small_population(), **settings)
-
-
-@pytest.mark.parametrize("start", [0.1, 5.0])
-@pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9])
-def test_pitfall_wrong_direction(start, quantile):
-    """Norms log-normal(0, 1), 100 users, count noise 5: the clip ends at the quantile and does not run away."""
-    from clipline_paper.study.without_training import track_quantile
-
-    truth = math.exp({0.1: -1.28155, 0.5: 0.0, 0.9: 1.28155}[quantile])
-    end = track_quantile(log_mean=0.0, log_stddev=1.0, quantile=quantile, seed=0, rounds=300, start=start)[-1]
-    assert truth / 1.6 < end < truth * 1.6  # a flipped sign ends at 1e-14 or 1e+5
-
-
-def test_pitfall_noise_scaled_by_the_next_rounds_clip():
-    """Every update is within, so the clip falls by exp(-1.8); the noise of the round still belongs to the old clip."""
-    run = training(
-        small_population(400), rounds=1, cohort_size=50, noise_multiplier=1.0, count_stddev=3.0,
-        clip=QuantileClip(quantile=0.1, start=1e6, lr=2.0),
-    )  # fmt: skip
-    streams = run.problem.runs[0].streams
-    state, release = one_round(run)
-    split = float(GaussianMechanism(50, 1.0, 3.0).delta_noise_multiplier)
-    expected = split * 1e6 * streams.noise(0).standard_normal(19)[:-1] / 50
-    assert state.clip.clip < 0.5e6
-    np.testing.assert_allclose(
-        release.mean.numpy(), expected, atol=5.0
-    )  # the updates themselves are below 1 in each coordinate
 
 
 def test_pitfall_weighted_mean_under_privacy():
@@ -83,16 +51,6 @@ def test_pitfall_weighted_mean_under_privacy():
     assert float(release.mean[0]) == pytest.approx(0.0, abs=1e-8)
 
 
-def test_pitfall_realised_versus_declared_count():
-    """Whatever number of users came, sum and count are divided by the declared cohort size."""
-    for count in (0, 3, 50):
-        updates = Updates([Dense(0, torch.full((count, 1), 0.5))])
-        total = aggregate([updates] if count else [], 1.0, 1, SAMPLING)
-        release = GaussianMechanism(10, 0.0, 0.0).release(total, Streams(0).noise(0))
-        assert float(release.mean[0]) == pytest.approx(0.5 * count / 10)
-        assert release.fraction_within == pytest.approx(0.5 + 0.5 * count / 10)
-
-
 def test_pitfall_accountant_fed_z_delta_instead_of_z():
     """The update alone gets more noise than z, and the ledger still says z."""
     run = training(noise_multiplier=0.9, count_stddev=0.5)
@@ -103,27 +61,12 @@ def test_pitfall_accountant_fed_z_delta_instead_of_z():
     assert {event.noise_multiplier for event in run.run().state.ledger} == {0.9}
 
 
-def test_pitfall_uncentred_bit_with_the_centred_formula():
-    """Adding any user moves the joint vector by at most the clip in the update and exactly 1/2 in the bit."""
-    deltas = torch.tensor([[30.0, 40.0], [0.0, 0.1], [math.nan, 0.0]])
-    joint = join_bit(*clip_rows(deltas, 2.0))
-    assert joint[:, -1].abs().tolist() == [0.5, 0.5, 0.5]
-    assert (joint[:, :-1].norm(dim=1) <= 2.0).all()
-
-
 def test_pitfall_unnoised_side_channels():
     """A report holds released numbers and held-out metrics; what is not released says so in its name."""
     result = training().run([Evaluate(lambda model: {"accuracy": 0.5}, every=1)])
-    names = set(vars(result.reports[0]))
-    assert names == {
-        "round_index",
-        "clip",
-        "fraction_within",
-        "account_now",
-        "accounted",
-        "metrics",
-        "unprivate_seconds",
-    }
+    assert " ".join(vars(result.reports[0])) == (
+        "round_index clip fraction_within account_now accounted metrics unprivate_seconds"
+    )
     noiseless = training(noise_multiplier=0.0).run()
     # With noise the reported fraction is not the true one, which is a multiple of 1/20 shifted by the cohort.
     fractions = np.array([report.fraction_within for report in result.reports]) * 40
@@ -132,48 +75,6 @@ def test_pitfall_unnoised_side_channels():
     assert np.abs(exact - exact.round()).max() < 1e-9
     total = ClippedSum(torch.tensor([42.0, 1.0]), 1.0, SAMPLING)
     assert "42" not in f"{total!r} {total}"
-
-
-def test_pitfall_sampler_does_not_match_accountant():
-    """No user twice in a cohort, and the event is the sampler's own description of itself."""
-    for kind, event in ((FixedSizeSampler, FixedSizeSampling(40, 50)), (PoissonSampler, PoissonSampling(0.8))):
-        for t in range(100):
-            cohort = kind(50, 40).draw(Streams(1).sampling(t))
-            assert len(np.unique(cohort.users)) == len(cohort.users)
-            assert cohort.sampling == event
-    assert list(training(sampling="fixed", rounds=1).run().state.ledger) == [
-        GaussianEvent(FixedSizeSampling(20, 60), 0.5)
-    ]
-
-
-def test_pitfall_per_layer_or_wrong_norm_clipping():
-    """One Euclidean norm over all layers: 3-4-12 has norm 13, not 4 + 12 and not clipped piece by piece."""
-    deltas = torch.tensor([[3.0, 4.0, 12.0]])
-    clipped, _ = clip_rows(deltas, 6.5)
-    assert clipped[0].tolist() == pytest.approx([1.5, 2.0, 6.0], rel=1e-6)
-    assert clip_rows(deltas, 13.0)[1].tolist() == [True]
-    assert clip_rows(deltas, 12.999)[1].tolist() == [False]
-
-
-def test_pitfall_noise_that_vanishes_or_replaces_the_model():
-    """Round after round the noise has its stated size, and it is added to the mean, not put in its place."""
-    mechanism, streams = GaussianMechanism(10, 1.0, 2.0), Streams(0)
-    stddev = float(mechanism.delta_noise_multiplier) * 0.5 / 10
-    total = ClippedSum(torch.full((10_001,), 100.0, dtype=torch.float64), 0.5, SAMPLING)
-    for t in range(60):
-        mean = mechanism.release(total, streams.noise(t)).mean
-        # 5 standard errors of a deviation from 10,000 draws: fails by chance once in 30,000 runs of all rounds
-        assert float(mean.std()) == pytest.approx(stddev, rel=5 / math.sqrt(2 * 10_000))
-        assert float(mean.mean()) == pytest.approx(10.0, abs=5 * stddev / 100)
-
-
-def test_pitfall_zero_and_non_finite_norms():
-    """A zero update is no division by zero and is not scaled up; a broken one has a defined bit."""
-    deltas = torch.tensor([[0.0, 0.0], [math.inf, 1.0], [1e-30, 0.0]])
-    clipped, within = clip_rows(deltas, 1.0)
-    assert clipped.isfinite().all()
-    assert within.tolist() == [True, False, True]
-    assert torch.equal(clipped[[0, 2]], deltas[[0, 2]].double())
 
 
 class Counter(torch.nn.Module):
@@ -215,14 +116,6 @@ def test_pitfall_float_and_rng():
     assert torch.equal(torch.get_rng_state(), before)
     _, released = one_round(run)
     assert released.mean.dtype == torch.float64
-
-
-def test_pitfall_lower_bound_on_the_clip():
-    """Norms of 1e-4 are tracked as well as norms of 1."""
-    from clipline_paper.study.without_training import track_quantile
-
-    end = track_quantile(log_mean=math.log(1e-4), log_stddev=0.1, quantile=0.5, seed=0, rounds=300)[-1]
-    assert end == pytest.approx(1e-4, rel=0.1)
 
 
 @pytest.mark.parametrize("quantile", [0.1, 0.9])
@@ -283,39 +176,6 @@ def test_pitfall_a_trial_is_not_a_proof():
     assert torch.equal(*(private_sum(one, others) for one in made))
     moved = private_sum(made[0], [*others, largest]) - private_sum(made[0], others)
     assert float(moved[:-1].norm()) <= 0.05 * (1 + 1e-9)
-
-
-def test_pitfall_a_module_remembers():
-    class Cosine(torch.nn.Linear):
-        def forward(self, x):
-            self.weight.data = torch.nn.functional.normalize(self.weight.data)
-            return super().forward(x)
-
-    with pytest.raises(ModuleError, match="parameter 'weight' of the model was replaced"):
-        training(model=Cosine(6, 3).double())
-
-
-def test_pitfall_n_is_data():
-    """The neighbour is sampled at the same rate and charged at the same delta, or n is public and printed as such."""
-    made = [
-        training(people, population_size=60, cohort_size=60)
-        for people in (small_population(), without(small_population(), 3))
-    ]
-    assert made[0].algorithm.event == made[1].algorithm.event
-    assert made[0].delta == made[1].delta
-    assert "the number of users is public" in str(training().planned)
-
-
-def test_pitfall_same_noise_other_data():
-    corrected = small_population()
-    corrected.fields["x"][0, 0] += 1e-9
-    assert corrected.fingerprint() != small_population().fingerprint()  # which a resume compares
-
-
-def test_pitfall_the_lattice_shows():
-    total = ClippedSum(torch.full((101,), 1 / 3, dtype=torch.float64), 1.0, SAMPLING)
-    mean = GaussianMechanism(1, 1.0).release(total, np.random.default_rng(0)).mean
-    assert torch.equal(mean * 2**20, (mean * 2**20).round())
 
 
 @pytest.mark.parametrize("engine", ["one-by-one", "stacked"])

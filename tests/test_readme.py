@@ -6,7 +6,7 @@ import sys
 import tomllib
 
 import pytest
-from samples import ROOT, SOURCE, load_script
+from samples import ROOT, load_script
 
 README = (ROOT / "README.md").read_text()
 
@@ -78,10 +78,6 @@ def test_on_pypi_no_link_and_no_image_leads_nowhere():
     assert all(target.startswith("https://") for target in targets)
     assert "*Figure in the repository: Accuracy, clip, epsilon and fraction within over 150 rounds.*" in text
     assert "What is promised takes ten minutes" in text
-
-
-def test_the_package_is_typed():
-    assert (SOURCE / "py.typed").exists()
 
 
 def test_first_run_is_short_and_learns(capsys):

@@ -2,14 +2,13 @@
 
 import ast
 import dataclasses
-import inspect
 import sys
 import typing
 
 import pytest
 from samples import SOURCE
 
-from clipline import FastParts, LocalAdam, LocalSGD, QuantileClip, ServerNormalised, ServerSGD, SettingError, Training
+from clipline import FastParts, LocalAdam, LocalSGD, QuantileClip, ServerNormalised, ServerSGD, SettingError
 from clipline.cli import main
 from clipline.cli.train import command
 from clipline.federated.mechanism import BandedNoise
@@ -41,7 +40,7 @@ OUTSIDE = {
     "noise": "loud", "bands": 0,
     "test_users": 1, "evaluate_on": "train", "evaluate_every": 0, "early_stopping": "",
     "device": 7, "engine": "diesel", "precision": "float8", "workers": 0,
-    "compiled_steps": "often", "stored_programs": 3,
+    "compiled_steps": "often",
     "seed": -1, "unprivate_timing": 3, "average": "maybe",
     "data": "", "user_column": "", "task": "",
 }  # fmt: skip
@@ -93,16 +92,6 @@ def test_keyword_arguments_are_declared_with_their_defaults_and_types(taker):
         assert field.default == expected
         optional = type(None) in typing.get_args(hints[name]) or name == "noise_source"
         assert optional == ("None" in str(field.type))
-
-
-def test_every_setting_that_no_object_takes_is_one_of_training_or_of_the_task():
-    taken = {name for taker in TAKERS for name in keyword_of(taker).values()}
-    training = {"rounds", "cohort_size", "seed", "average"}
-    assert training <= inspect.signature(Training).parameters.keys()
-    of_callbacks = {"evaluate_every", "early_stopping", "unprivate_timing"}
-    choices = {"server", "client_optimiser", "clip", "fixed_clip", "noise"}  # which object, by name
-    of_the_task = {"task", "data", "user_column", *(name for name in SETTINGS if SETTINGS[name].some_tasks)}
-    assert SETTINGS.keys() - taken == training | of_callbacks | choices | of_the_task
 
 
 @pytest.mark.parametrize(
@@ -163,15 +152,6 @@ def test_what_a_setting_says_is_written_nowhere_else():
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }
         assert not constants & texts, path
-
-
-def test_objects_are_made_from_settings_by_name():
-    settings = TASK.settings.overridden({"client_epochs": 3, "server_momentum": 0.5, "clip_lr": 0.1}, "here")
-    assert LocalSGD(**keywords_for(LocalSGD, settings)) == LocalSGD(0.5, batch_size=20, epochs=3)
-    assert ServerSGD(**keywords_for(ServerSGD, settings)) == ServerSGD(1.0, momentum=0.5)
-    assert settings.controller() == QuantileClip(0.5, start=0.0035, lr=0.1)
-    assert settings.privacy() == Privacy(epsilon=4.0, population_size=40_000, noise_source="seed")
-    assert settings.compute() == Compute(device="auto", workers=None)
 
 
 def test_choices_are_those_that_there_are():

@@ -11,6 +11,7 @@ import pytest
 from samples import ROOT, SOURCE
 
 import clipline
+import clipline.privacy
 
 LEVELS = {
     "errors": 0,
@@ -129,27 +130,8 @@ def test_no_module_imports_itself_by_way_of_others():
 
 def test_the_import_reader_sees_imports():
     assert {"engine", "errors", "federated", "privacy", "random"} <= imported_rooms(SOURCE / "training" / "training.py")
-    assert "federated" in imported_rooms(SOURCE / "engine" / "stacked" / "trainer.py")  # two rooms up
     assert "tasks" in imported_rooms(SOURCE / "__init__.py")  # under TYPE_CHECKING
-    assert "clipline.tasks" not in imported_modules("clipline")
     assert "clipline.engine.core.problem" in imported_modules("clipline.engine.stacked.trainer")
-
-
-def test_privacy_code_knows_no_array_framework_but_numpy():
-    names = {
-        name.split(".")[0]
-        for path in FILES
-        if room(path) == "privacy"
-        for node in ast.walk(parsed(path))
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom) and not node.level
-            else []
-        )
-    }
-    assert not names & {"torch", "jax", "tensorflow", "safetensors", "click", "rich", "matplotlib"}
 
 
 def test_only_the_mechanism_makes_a_release():
@@ -205,24 +187,27 @@ def test_packages_stay_within_their_line_budgets():
     assert roomy == {}, "lower these budgets: they only fall"
 
 
-def test_public_names_exist_and_stand_once():
-    for name in clipline.__all__:
-        assert getattr(clipline, name).__name__ == name
+@pytest.mark.parametrize("package", [clipline, clipline.privacy])
+def test_public_names_exist_and_stand_once(package):
+    for name in package.__all__:
+        assert getattr(package, name).__name__ == name
     static = {
         alias.name
-        for node in ast.walk(ast.parse((SOURCE / "__init__.py").read_text()))
+        for node in ast.walk(parsed(Path(package.__file__)))
         if isinstance(node, ast.ImportFrom) and node.level
         for alias in node.names
     }
-    assert static - {"lazily"} == set(clipline.__all__)
+    assert static - {"lazily"} == set(package.__all__) <= set(dir(package))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = clipline.nonsense
-    assert "Training" in dir(clipline)
+        _ = package.nonsense
 
 
-@pytest.mark.parametrize("command", ["import clipline", "import clipline.cli", "import clipline.privacy.accountant"])
+@pytest.mark.parametrize(
+    "command",
+    ["import clipline", "import clipline.cli", "import clipline.privacy.selection, clipline.privacy.planning"],
+)
 def test_importing_stays_light(command):
-    heavy = "torch", "matplotlib", "scipy.stats", "scipy.signal", "pandas", "h5py", "pyarrow"
+    heavy = "torch", "matplotlib", "scipy", "pandas", "h5py", "pyarrow"
     code = f"import sys; {command}; print([name for name in {heavy} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"

@@ -45,16 +45,3 @@ def test_a_notebook_has_all_code_of_its_page_in_order(path):
     assert code == [text.rstrip() for text in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]
     assert len({cell["id"] for cell in made["cells"]}) == len(made["cells"])
     assert made["cells"][0]["source"][0].startswith("# ")
-
-
-def test_a_page_becomes_cells_with_what_they_print():
-    code = "```python\nprint(1)\n```\n\n```\n1\n```\n\n"
-    page = f"# Title\n\nSee [a page](a.md).\n\n{code}Text.\n\n```\na shell command\n```\n"
-    cells = notebooks.cells(page)
-    assert [(cell.text.split("\n")[0], cell.printed) for cell in cells] == [
-        ("# Title", None), ("print(1)", "1\n"), ("Text.", None)
-    ]  # fmt: skip
-    made = json.loads(notebooks.notebook(page))["cells"]
-    assert made[0]["source"][-1] == "See a page."
-    assert made[1]["outputs"] == [{"output_type": "stream", "name": "stdout", "text": ["1\n"]}]
-    assert "a shell command" in "".join(made[2]["source"])

@@ -81,7 +81,7 @@ DEMAND = {
             "shakespeare": (45, 30)},
 }  # fmt: skip
 # Of compiled programs: new and empty for each measurement, but for a second start.
-CACHES = ("CLIPLINE_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")
 MIN_SHARE_S = 5.0  # less than this starts no process
 
 

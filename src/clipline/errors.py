@@ -172,14 +172,14 @@ def check_number(
 def check_whole(
     name: str, value: object, *, at_least: int | None = None, at_most: int | None = None, way_out: str
 ) -> int:
-    """`value` as an int within the limits and 64 bits (3.0 and True are not whole numbers here)."""
+    """`value` as an int within the limits, and 64 bits unless more are allowed (3.0 and True are no whole numbers)."""
     limits = [f"{word} {bound}" for word, bound in (("at least", at_least), ("at most", at_most)) if bound is not None]
     if (
         isinstance(value, bool)
         or not isinstance(value, numbers.Integral)
         or (at_least is not None and int(value) < at_least)
-        or (at_most is not None and int(value) > at_most)
-        or abs(int(value)) >= _WHOLE_LIMIT
+        or int(value) > (_WHOLE_LIMIT - 1 if at_most is None else at_most)
+        or int(value) <= -_WHOLE_LIMIT
     ):
         told = "a number of too many digits" if isinstance(value, int) and abs(value) >= _WHOLE_LIMIT else value
         raise refuse(name, told, f"a whole number {' and '.join(limits)}".rstrip(), way_out)

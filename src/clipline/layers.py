@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from .engine.core.user_random import UserRandom
-from .engine.stacked.layers import BagLinear, GroupNormReLU, MatrixLSTM, MaxPool2d, PatchConv2d, bag, glorot_uniform_
+from .engine.stacked.layers import BagLinear, GroupNormReLU, MatrixLSTM, PatchConv2d, bag, glorot_uniform_
 
 __all__ = [
-    "BagLinear", "GroupNormReLU", "MatrixLSTM", "MaxPool2d", "PatchConv2d", "UserRandom", "bag", "he_normal_",
+    "BagLinear", "GroupNormReLU", "MatrixLSTM", "PatchConv2d", "UserRandom", "bag", "he_normal_",
     "keras_embedding", "keras_linear",
 ]  # fmt: skip
 

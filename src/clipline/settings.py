@@ -362,13 +362,9 @@ class Settings:
         "On a GPU: compile the step of many users; auto where a training is long enough to gain from it.", COMPUTE,
         default="auto", choices=("auto", "always", "never"),
     )  # fmt: skip
-    stored_programs: bool = setting(
-        "On a GPU: store compiled programs for later processes, in CLIPLINE_CACHE_DIR or ~/.cache/clipline.", COMPUTE,
-        default=True, way_out="false compiles in every process",
-    )  # fmt: skip
 
     seed: int = setting(
-        "Repeats a run, for simulations: all randomness comes from it.", RUN, default=0, at_least=0, at_most=2**63 - 1,
+        "Repeats a run, for simulations: all randomness comes from it.", RUN, default=0, at_least=0, at_most=2**256 - 1,
         way_out="give a seed such as 0 or 2026", unset="drawn, for the initial model alone",
     )  # fmt: skip
     unprivate_timing: bool = setting(

@@ -121,10 +121,10 @@ ATTACKS = [
     Attack(
         "6",
         "The lattice of the normal sampler",
-        f"{RUNS} runs of one round, {USERS} users who are all sampled, {DIM:,} float64 parameters, noise from the "
-        "system; nobody but the target has an update. Looked at: values of noise below 2^-11 of its deviation; "
-        "counted: those that no whole number times a unit of the ziggurat gives. On a public grid all draws of a "
-        "cell give the value.",
+        f"{RUNS} runs of one round, {USERS} users who are all sampled, {DIM:,} float64 parameters, noise "
+        "from the system. Only the target has an update. The test looks at values of noise below 2^-11 of "
+        "its deviation. It counts those that no integer times a unit of the ziggurat gives. On a public "
+        "grid all draws of a cell give the value.",
         [
             Measure(
                 "present", f"impossible values, target present, epsilon {EPSILON}", "as absent", lambda: in_words(True)

@@ -205,8 +205,7 @@ ATTACKS = [
     Attack(
         "10",
         "A bad label",
-        "21 users, all sampled, one of whom has a label that no class has; the message is searched with all its "
-        "causes.",
+        "21 users are all sampled, and one has a label that no class has. The message is searched with all its causes.",
         [
             Measure("one by one", "run with one bad label, one by one", "trains", lambda: bad_label("one-by-one")),
             Measure("stacked", "the same, stacked", "trains", lambda: bad_label("stacked")),
@@ -216,14 +215,14 @@ ATTACKS = [
     Attack(
         "13",
         "Offsets of an opened store",
-        "`Population.open` on a store whose file of offsets was altered so that they fall once, then a round of "
-        "training.",
+        "`Population.open` reads a store whose file of offsets was altered so that they fall once. Then a "
+        "round is trained.",
         [Measure("falling", "offsets that fall", "refused", falling_offsets)],
     ),
     Attack(
         "14",
         "Tracebacks",
-        "Each command as a process of its own, the last line of what it said.",
+        "Each command runs as a process of its own. The cell has the last line of what it said.",
         [
             Measure(key, what, "exit 0" if key in FINE else "exit 0 or 2, a sentence", partial(told, prepare))
             for key, (what, prepare) in COMMANDS.items()

@@ -150,9 +150,10 @@ ATTACKS = [
     Attack(
         "3",
         "Parameters put in another's place",
-        "39 users one by one, the target first, who is sampled and removed; every batch holds all of a user. "
-        "Cosine head: `p.data = normalize(p.data)` in forward, benign data. Worst case: `p.data = "
-        "p.data.clamp(-1, 1)`, and the side on which the target left p decides which way all others are pulled.",
+        "39 users train one by one. The target comes first, is sampled and is removed. Every batch holds "
+        "all of a user. The cosine head has `p.data = normalize(p.data)` in forward, on ordinary data. The "
+        "worst case has `p.data = p.data.clamp(-1, 1)`, and the side on which the target left p decides "
+        "which way all others are pulled.",
         [
             Measure("cosine", "user removed: cosine head, clips", "at most 1", cosine_head),
             Measure("worst", "user removed: worst case, clips", "at most 1", worst_case),
@@ -161,9 +162,9 @@ ATTACKS = [
     Attack(
         "9",
         "Noted weights written into",
-        "A model that writes 1 into every entry of a weight named by `row_fields`, through a scripted function or "
-        "through a tensor subclass that is asked first; the distance is that of the round's parameters before and "
-        "after its users trained.",
+        "A model writes 1 into every entry of a weight named by `row_fields`. It does so through a scripted"
+        " function, or through a tensor subclass that is asked first. The distance is that of the round's "
+        "parameters before and after its users trained.",
         [
             Measure("scripted", "scripted function: the round's parameters move, clips", "0", lambda: written(False)),
             Measure("subclass", "tensor subclass: the round's parameters move, clips", "0", lambda: written(True)),

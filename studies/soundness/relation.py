@@ -99,9 +99,10 @@ ATTACKS = [
     Attack(
         "4",
         "A rate that moves with the number of users",
-        "One round; all others pull one way by a clip, or not at all, the target with them or against them. The "
-        "release is a mixture of normals over how many of the others came; delta is integrated at the epsilon "
-        "that the training promises, with the neighbour that its printed relation names.",
+        "One round. All others pull one way by a clip, or not at all, and the target pulls with them or "
+        "against them. The release is a mixture of normals over how many of the others came. Delta is "
+        "integrated at the epsilon that the training promises, with the neighbour that its printed relation"
+        " names.",
         [
             Measure("relation", "printed relation, 100 users, cohort 95", "", lambda: str(of_users(100, 100).relation)),
             Measure("delta", "true delta, z = 3", f"at most {DELTA:g}", lambda: true_delta(100)),

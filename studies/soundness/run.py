@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from wrap import wrapped
 
 import clipline
 
+WIDEST = 90  # characters of a message in a cell
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "soundness.md"
 PARTS = (streams, stacks, modules, relation, runs, arithmetic, inputs)
 ATTACKS: Sequence[Attack] = sorted(
@@ -43,13 +45,16 @@ ATTACKS: Sequence[Attack] = sorted(
 )
 HEAD = """# Soundness
 
-The accounting assumes that what a user adds to a round is a function of the round's parameters, of that user's own
-examples and of randomness that nobody else shares, and that it is no longer than the clip. Then the clipped sum moves
-by at most one clip, and the sum of the bits by at most 1/2, when a user who was sampled is removed; and neither moves
-at all when a user who was not sampled is removed, renamed or altered. Each row below is an attack on that, or on what
-else leaves a run, through the public `Training` or the command line. *Clips* are distances of two sums of clipped
-updates, over the clip; the private sum is read where the mechanism would read it. A module or setting that clipline
-refuses cannot be attacked: then the sentence stands in the place of the figure.
+The accounting assumes two things of what a user adds to a round. It depends on nothing but the round's parameters, that
+user's own examples, and randomness that nobody else shares. And it is no longer than the clip. Then two things follow:
+
+- If a user who was sampled is removed, the clipped sum moves by at most one clip, and the sum of the bits by at most
+  1/2.
+- If a user who was not sampled is removed, renamed or altered, neither moves at all.
+
+Each row below is an attack on that, or on what else leaves a run, through the public `Training` or the command line.
+*Clips* are distances of two sums of clipped updates, over the clip. The private sum is read where the mechanism would
+read it. Where clipline refuses a module or a setting, its message stands in the place of the figure.
 """
 
 
@@ -119,7 +124,12 @@ def _git(folder: Path, *arguments: str) -> str:
 def shown(value: Value) -> str:
     """A figure in a cell: three digits, or words that Markdown leaves alone. What is just above 1 does not become 1."""
     if isinstance(value, str):
-        return value.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
+        return (
+            textwrap.shorten(value, WIDEST, placeholder=" ...")
+            .replace("|", "\\|")
+            .replace("<", "&lt;")
+            .replace("`", "'")
+        )
     return f"1 + {value - 1:.1g}" if 1 < value < 1.005 else f"{value:.3g}"
 
 

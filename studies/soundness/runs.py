@@ -165,9 +165,9 @@ ATTACKS = [
     Attack(
         "5",
         "Resume on changed data",
-        "`clipline train so_lr`, noise from the seed, killed after the first of two rounds; the run directory is "
-        "resumed as it was, and a copy of it after one tag of one user was corrected and the store's checksums "
-        "with it.",
+        "`clipline train so_lr` with noise from the seed is killed after the first of two rounds. The run "
+        "directory is resumed as it was. A copy of it is resumed after one tag of one user was corrected, "
+        "and the store's checksums with it.",
         [
             Measure("resumed", "resume after a correction", "refused", resumed),
             Measure("noise", "distance of the two models over that of two fresh noises", "1, or refused", noise_left),
@@ -176,8 +176,8 @@ ATTACKS = [
     Attack(
         "7",
         "Two processes on one run directory",
-        "`clipline train` on drawn handwriting, noise from the system, killed after five or more of 50 rounds, "
-        "then resumed by two processes at once.",
+        "`clipline train` on drawn handwriting, with noise from the system, is killed after five or more of"
+        " 50 rounds. Then two processes resume it at once.",
         [
             Measure("finished", "processes of two that finish", "1", finished),
             Measure("twice", "rounds released twice and charged once", "0", released_twice),
@@ -186,8 +186,9 @@ ATTACKS = [
     Attack(
         "11",
         "Seconds of a round",
-        "`clipline train so_lr`, 24 rounds, 10 users of whom half are sampled, one of them with a thousand posts: "
-        "the area under the ROC curve of the seconds in metrics.jsonl, for whether that user was sampled.",
+        "`clipline train so_lr` trains 24 rounds of 10 users, of whom half are sampled. One of them has a "
+        "thousand posts. The figure is the area under the ROC curve of the seconds in metrics.jsonl, for "
+        "whether that user was sampled.",
         [
             Measure(
                 "auc", "area under the ROC curve for a heavy user, as stored by default", "not stored", seconds_stored

@@ -258,8 +258,9 @@ ATTACKS = [
     Attack(
         "2a",
         "Batch width set by others",
-        "40 users of 3 examples and a target of 20, who is sampled and removed; batch statistics in front of a "
-        "last layer that starts at zero, at parameters after 50 steps on data of the same rule, clip 0.1.",
+        "40 users have 3 examples each. A target with 20 is sampled and removed. Batch statistics stand in "
+        "front of a last layer that starts at zero. Parameters are those after 50 steps on data of the same"
+        " rule; the clip is 0.1.",
         [
             Measure("stacked", "user removed, clips", "at most 1", lambda: width(engine="stacked")),
             Measure(
@@ -271,8 +272,9 @@ ATTACKS = [
     Attack(
         "2b",
         "Mode set by others",
-        "The first example of a user who is not sampled becomes NaN. Benign: 40 users of 3 to 7 examples and "
-        "batch statistics. Worst case: 40 users whose own first example pulls against the mean of their batch.",
+        "The first example of a user who is not sampled becomes NaN. In the ordinary case 40 users have 3 "
+        "to 7 examples each and the model has batch statistics. In the worst case 40 users' own first "
+        "example pulls against the mean of their batch.",
         [
             Measure("benign", "user not sampled holds NaN: batch statistics, clips", "0", mode),
             Measure("worst", "the same, worst data, clips", "0", mode_at_worst),
@@ -281,8 +283,9 @@ ATTACKS = [
     Attack(
         "8",
         "Rounding set by others",
-        "40 users of 40 examples and a target of 44, who is sampled and removed; float32, layer normalisation, 40 "
-        "steps or more at a rate at which training is unstable; the clip is the median norm.",
+        "40 users have 40 examples each. A target with 44 is sampled and removed. Float32, layer "
+        "normalisation, 40 steps or more at a rate at which training is unstable. The clip is the median "
+        "norm.",
         [
             Measure("clips", "user removed, stacked, clips", "at most 1", lambda: rounding("stacked")[0]),
             Measure("bits", "the same, sum of the bits", "at most 0.5", lambda: rounding("stacked")[1]),
@@ -293,9 +296,10 @@ ATTACKS = [
     Attack(
         "15",
         "Rounding of norms set by others",
-        f"{ALIKE} users with the same example of {FEATURES} numbers, all sampled, one of whom is removed; float32, one "
-        f"step of a linear model. The most over {SEEDS} examples and {2 * ULPS + 1} clips: the norm of the update and "
-        f"the {ULPS} float64 numbers on either side of it. Found after the others: *before* is commit 933b4b8 here.",
+        f"{ALIKE} users with the same example of {FEATURES} numbers are all sampled, and one is removed. One"
+        f" step of a linear model in float32. The figure is the largest over {SEEDS} examples and "
+        f"{2 * ULPS + 1} clips: the norm of the update and the {ULPS} float64 numbers on either side of it. Found "
+        "later than the others, so *before* is commit 933b4b8.",
         [
             Measure(
                 "one by one",
@@ -309,10 +313,11 @@ ATTACKS = [
     Attack(
         "16",
         "Rounding set by a user's place",
-        "Users who are all alike and all sampled, one of whom is removed, on processor cores with engine='auto'. A "
-        "layer of one unit, the activation Mish and another layer, float32, one step: 961 users; a linear model in "
-        "float64, 51 steps of Adam: 64 users. The most over some examples (8 and 6) and all clips at which a norm "
-        "lies. Found after the others: *before* is commit 76c4e93.",
+        "Users who are all alike are all sampled, and one is removed. They train on processor cores with "
+        "engine='auto'. 961 users take one step in float32: a layer of one unit, the activation Mish and "
+        "another layer. 64 users take 51 steps of Adam on a linear model in float64. The figure is the "
+        "largest over some examples (8 and 6) and all clips at which a norm lies. Found later than the "
+        "others, so *before* is commit 76c4e93.",
         [
             Measure(
                 "stacked",
@@ -326,11 +331,12 @@ ATTACKS = [
     Attack(
         "17",
         "A kink of the network",
-        f"{KINKED} users, all sampled, one step of {INPUTS} inputs, {HIDDEN} rectified units and a layer, float32, on "
-        "processor cores with engine='auto'; everybody has an example twice. Examples put "
-        "the first unit at 0 up to rounding and are chosen, out of "
-        f"{TRIED}, so that it is off at the user's place and on one place before; then the first user is removed. Clip "
-        "0.5, and for the bits one between the norms. Found after the others: *before* is commit f5a19bb.",
+        f"{KINKED} users are all sampled and take one step in float32, on processor cores with "
+        f"engine='auto'. The model has {INPUTS} inputs, {HIDDEN} rectified units and a layer, and everybody "
+        "has an example twice. Examples put the first unit at 0 up to rounding. They are chosen, out of "
+        f"{TRIED}, so that the unit is off at the user's place and on one place before. Then the first user "
+        "is removed. The clip is 0.5, and for the bits one between the norms. Found later than the others, "
+        "so *before* is commit f5a19bb.",
         [
             Measure("clips", "user removed, clips", "at most 1", lambda: kinked()[0]),
             Measure("bits", "the same, sum of the bits", "at most 0.5", lambda: kinked()[1]),

@@ -164,11 +164,12 @@ ATTACKS = [
     Attack(
         "1",
         "Random streams of the others",
-        f"{COHORT} of {POPULATION} users, a network with dropout, float32; the target stands first and is not "
-        "sampled. Worst case: 41 users of 20 examples, laid so that the example that comes last pulls one way "
-        f"with the target and the other way without. Membership: {RUNS} runs of one round with and {RUNS} without "
-        "the target, noise from the system, the others' draw known, their updates recomputed from the stored "
-        f"seed; the area is off by chance by some {math.sqrt(1 / (6 * RUNS)):.2f}.",
+        f"{COHORT} of {POPULATION} users train a network with dropout, float32. The target stands first and "
+        "is not sampled. In the worst case 41 users have 20 examples each. These are laid so that the last "
+        f"one pulls one way with the target and the other way without. The membership test has {RUNS} runs "
+        f"of one round with the target and {RUNS} without. Noise comes from the system. The attacker knows "
+        "the others' draw, and recomputes their updates from the stored seed. By chance the area is off by "
+        f"some {math.sqrt(1 / (6 * RUNS)):.2f}.",
         [
             Measure("removed", "user not sampled is removed: ordinary data with dropout, clips", "0", removed),
             Measure("renamed", "user not sampled is renamed: the same, clips", "0", under_another_name),

@@ -74,11 +74,10 @@ def test_a_store_without_a_file_or_a_manifest_is_refused_with_the_reason(tmp_pat
         ({"sha256": {"offsets.npy": 1}}, "sha256 of 'offsets.npy' is 1"),
         ({"sha256": {"../x": "00"}}, "sha256 of '../x' is '00'"),
         ({"another": 1}, "is no manifest with checksums ("),
-        *(({"fields": [name]}, "cannot name a file") for name in (1, ["x"], "../x", "/x", "", "x\0", "\ud800")),
+        *(({"fields": [name]}, "cannot name a file") for name in (1, ["x"], "../x", "/x", "", "x\0")),
         ({"fields": ["x", "x"]}, "field 'x' comes twice"),
         ({"fields": []}, "population has 0 fields"),
         ({"fields": ["y" * 400]}, "cannot name a file: rename it to letters and digits, at most 200"),
-        ({"sha256": {"y" * 400: "0"}}, "sha256 of "),
     ],
 )
 def test_a_manifest_that_is_none_is_refused_with_the_reason(change, words, tmp_path):

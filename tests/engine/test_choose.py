@@ -20,6 +20,11 @@ def plain(model=None):
     return one_by_one(model or nn.Linear(6, 3), cross_entropies, small_population(), LocalSGD(0.1), Streams(0))
 
 
+@torch.no_grad()  # as a test function is called, which may train a model of its own
+def test_a_stack_is_chosen_where_gradients_are_off():
+    assert isinstance(choose_trainer("stacked", plain(), 10), Stacked)
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()

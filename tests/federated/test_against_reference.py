@@ -35,22 +35,12 @@ def run_reference(reference, *, sampling, quantile, rule, clip_lr, momentum):
         np.zeros(FEATURES * CLASSES),
         [tuple(population.of(user).values()) for user in range(len(population))],
         lambda params, x, y: reference.softmax_gradient(params, x, y, CLASSES),
-        rounds=ROUNDS,
-        cohort_size=COHORT,
         draw_cohort=lambda t: sampler.draw(streams.sampling(t)).users,
         draw_order=lambda t, user, count: user_order(streams.user_key("order/0", t, int(user)), count),
-        draw_noise=draw_noise,
-        noise_multiplier=NOISE,
-        count_stddev=COHORT / 20,
-        quantile=quantile,
-        clip=START,
-        clip_lr=clip_lr,
-        rule=rule,
-        client_lr=LOCAL.lr,
-        batch_size=LOCAL.batch_size,
-        server_lr=0.7,
-        server_momentum=momentum,
-    )
+        draw_noise=draw_noise, noise_multiplier=NOISE, count_stddev=COHORT / 20, rounds=ROUNDS, cohort_size=COHORT,
+        quantile=quantile, clip=START, clip_lr=clip_lr, rule=rule, client_lr=LOCAL.lr, batch_size=LOCAL.batch_size,
+        server_lr=0.7, server_momentum=momentum,
+    )  # fmt: skip
     return to_torch_layout(params), history
 
 
@@ -84,20 +74,10 @@ def compare(
         reference, sampling=sampling, quantile=quantile, rule=rule, clip_lr=clip_lr, momentum=momentum
     )
     result = flat_training(
-        linear_model(FEATURES, CLASSES, dtype),
-        loss,
-        small_population(),
-        rounds=ROUNDS,
-        cohort_size=COHORT,
-        local=LOCAL,
-        seed=SEED,
-        noise_multiplier=NOISE,
-        count_stddev=COHORT / 20,
-        sampling=sampling,
-        clip=QuantileClip(quantile=quantile, start=START, lr=clip_lr, rule=rule),
-        server=ServerSGD(0.7, momentum),
-        engine=engine,
-    ).run()
+        linear_model(FEATURES, CLASSES, dtype), loss, small_population(), rounds=ROUNDS, cohort_size=COHORT,
+        local=LOCAL, seed=SEED, noise_multiplier=NOISE, count_stddev=COHORT / 20, sampling=sampling, engine=engine,
+        clip=QuantileClip(quantile=quantile, start=START, lr=clip_lr, rule=rule), server=ServerSGD(0.7, momentum),
+    ).run()  # fmt: skip
     assert np.abs(expected).max() > 0.05  # something was learnt: the comparison is not of zeros
     np.testing.assert_allclose(result.state.params.double().numpy(), expected, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose([r.clip for r in result.reports], [clip for clip, _ in history], rtol=tolerance)

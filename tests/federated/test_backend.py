@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from samples import LOCAL, cross_entropies, flat_training, one_by_one, opened, population_of, request
+from samples import cross_entropies, one_by_one, opened, population_of, request
 
-from clipline import LocalSGD, SettingError
+from clipline import LocalSGD
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.workers.forked import ForkedBackend
 from clipline.engine.workers.single import SingleProcess
@@ -152,22 +152,9 @@ def test_in_one_process_the_clip_is_read_only_when_the_first_block_has_been_begu
         assert total.bound == 0.3
 
 
-@pytest.mark.parametrize(("make", "size"), [(alone, 1), (stacked, 1), (two_processes, 2), (three_processes_stacked, 3)])
-def test_a_backend_says_how_many_processes_train(make, size):
-    assert make(problem_of()).size == size
-
-
 @forks
 def test_outside_a_run_a_backend_of_several_processes_trains_here():
     trainer = problem_of()
     asked = requests(trainer.problem.model.initial)
     for one, total in zip(asked, two_processes(trainer).sums(asked), strict=True):
         torch.testing.assert_close(opened(total), expected(trainer, one), rtol=1e-11, atol=1e-13)
-
-
-def test_the_number_of_processes_is_checked():
-    with pytest.raises(SettingError, match="workers=0 must be a whole number at least 1"):
-        flat_training(
-            torch.nn.Linear(6, 3), cross_entropies, POPULATION, rounds=1, cohort_size=2, local=LOCAL,
-            noise_multiplier=0.0, workers=0,
-        )  # fmt: skip

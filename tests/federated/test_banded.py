@@ -152,11 +152,12 @@ def groups(population, n=1000, m=20, bands=BANDS):
     return GroupedPoissonSampler.of(population.identities(np.arange(len(population))), n, m, bands)
 
 
-def test_a_user_comes_in_rounds_that_are_apart_and_at_the_rate_that_is_accounted():
+@pytest.mark.parametrize("seed", [1, 2**200])  # the latter draws as runs without a seed do
+def test_a_user_comes_in_rounds_that_are_apart_and_at_the_rate_that_is_accounted(seed):
     sampler, draws = groups(small_population(1000)), 4000
     came = np.zeros((draws, 1000), bool)
     for t in range(draws):
-        came[t, sampler.draw(Streams(1).sampling(t), t).users] = True
+        came[t, sampler.draw(Streams(seed).sampling(t), t).users] = True
     rounds = [np.flatnonzero(column) for column in came.T]
     assert all((np.diff(at) % BANDS == 0).all() and (np.diff(at) >= BANDS).all() for at in rounds)
     assert [set(at % BANDS) <= {group} for at, group in zip(rounds, sampler.groups.tolist(), strict=True)] == [

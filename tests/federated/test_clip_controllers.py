@@ -126,12 +126,10 @@ def test_the_clip_reaches_the_true_quantile_from_a_thousandfold_off_when_arithme
 
 
 def test_the_limits_themselves_are_clips_and_no_clip_is_infinity():
-    assert [FixedClip(clip).init().clip for clip in (1e-30, 1e30, math.inf)] == [1e-30, 1e30, math.inf]
+    assert [clips(FixedClip(clip), [0.0, 1.0]) for clip in (1e-30, 1e30, math.inf)] == [
+        [1e-30] * 3, [1e30] * 3, [math.inf] * 3,
+    ]  # fmt: skip
     assert clips(ScheduledClip({0: 1e-30, 1: 1e30}), [None]) == [1e-30, 1e30]
-
-
-def test_a_fixed_clip_stays():
-    assert clips(FixedClip(0.3), [0.0, 1.0, None]) == [0.3] * 4
 
 
 def test_a_schedule_holds_each_clip_from_its_round_on():
@@ -145,21 +143,14 @@ def test_a_schedule_holds_each_clip_from_its_round_on():
         (lambda: FixedClip(0.0), "clip=0.0 must be a finite number at least 1e-30 and at most 1e+30"),
         (lambda: FixedClip(float("nan")), "clip=nan"),
         (lambda: FixedClip(5e-324), "clip=5e-324 must be a finite number at least 1e-30"),
-        (lambda: FixedClip(9e-31), "clip=9e-31"),
-        (lambda: FixedClip(1.1e30), "clip=1.1e+30"),
-        (lambda: FixedClip(-math.inf), "clip=-inf"),
         (lambda: FixedClip("wide"), "clip='wide'"),
         (lambda: ScheduledClip({0: 1.0, 5: 1e-310}), "schedule clip=1e-310 must be a finite number at least 1e-30"),
-        (lambda: ScheduledClip({0: 1.0, 5: 2e30}), "schedule clip=2e+30"),
         (lambda: ScheduledClip({0: math.inf}), "schedule clip=inf"),
         (lambda: QuantileClip(quantile=1.0), "quantile=1.0 must be a finite number above 0 and below 1"),
         (lambda: QuantileClip(start=-0.1), "clip_start=-0.1"),
-        (lambda: QuantileClip(lr=math.inf), "clip_lr=inf"),
         (lambda: QuantileClip(rule="geometrical"), "did you mean 'geometric'"),
-        (lambda: ScheduledClip({}), "schedule={}"),
         (lambda: ScheduledClip({1: 1.0}), "begin with an entry for round 0"),
         (lambda: ScheduledClip([(0, 1.0), (5, 1.0), (5, 2.0)]), "rounds that start at 0 and rise"),
-        (lambda: ScheduledClip({0: -1.0}), "schedule clip=-1.0"),
     ],
 )
 def test_a_controller_refuses_what_makes_no_sense(make, words):
@@ -170,7 +161,5 @@ def test_a_controller_refuses_what_makes_no_sense(make, words):
 
 @pytest.mark.parametrize("schedule", [None, 3, [1, 2], "ab", [(0, 1.0, 2.0)]])
 def test_a_schedule_that_is_none_is_refused_in_a_sentence(schedule):
-    with pytest.raises(
-        SettingError, match=r"schedule=.* must be a mapping from rounds to clips, or pairs of these: give \{0: 1"
-    ):
+    with pytest.raises(SettingError, match=r"schedule=.* must be a mapping from rounds to clips, or pairs of these"):
         ScheduledClip(schedule)

@@ -8,10 +8,10 @@ import torch
 
 from clipline import SettingError
 from clipline.engine.prefetch import BackgroundNoise
+from clipline.errors import RunError
 from clipline.federated.clipping import ClippedSum
 from clipline.federated.draws import NoiseNow
 from clipline.federated.mechanism import GaussianMechanism, grid_of, rounding_slack
-from clipline.privacy import split_noise
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent
 from clipline.random.streams import Streams
 
@@ -120,11 +120,6 @@ def test_the_event_carries_z_of_the_whole_round_and_the_sampling_of_the_sum():
     assert release.event == GaussianEvent(SAMPLING, 1.0)
 
 
-def test_counting_costs_half_a_percent_more_noise_at_100_users():
-    assert float(GaussianMechanism(100, 1.0, 5.0).delta_noise_multiplier) == pytest.approx(1.00504, abs=1e-5)
-    assert float(split_noise(1.0, 5.0)) == pytest.approx(1.00503781525921, rel=1e-14)
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -153,7 +148,7 @@ def test_noise_for_an_infinite_clip_does_not_exist():
     ("noise_multiplier", "bound", "stddev"),
     [(1.0, 1e-310, "1e-310"), (1e-200, 0.5, "5e-201"), (5e-324, 1e-30, "0.0"), (1e300, 1e30, "inf")],
 )
-def test_noise_that_would_vanish_or_overflow_is_refused_before_anything_is_released(noise_multiplier, bound, stddev):
+def test_noise_that_would_vanish_or_overflow_is_refused_before_it_is_drawn(noise_multiplier, bound, stddev):
     class Untouched:
         def numbers(self):
             raise AssertionError("noise was drawn")
@@ -172,9 +167,21 @@ def test_the_smallest_clip_still_has_noise():
     assert np.std(means) == pytest.approx(1e-31, rel=0.8)  # 5 standard errors of 20 draws: once in a million
 
 
-def test_no_noise_may_be_asked_for_whatever_the_clip():
-    assert GaussianMechanism(10, 0.0, 0.0).delta_stddev(1e-310) == 0.0
-    assert GaussianMechanism(10, 0.0).delta_stddev(math.inf) == 0.0
+def test_noise_hides_one_release_and_must_be_as_long_as_the_sum():
+    mechanism, noise = GaussianMechanism(9, 1.0), NoiseNow(Streams(0).noise(0), 6)
+    mechanism.release(zero_sum(5, 1.0), noise)
+    with pytest.raises(RunError, match="asked for twice"):
+        mechanism.release(zero_sum(5, 1.0), noise)
+    with pytest.raises(SettingError, match="noise=2 must be 6 numbers"):
+        mechanism.release(zero_sum(5, 1.0), NoiseNow(Streams(0).noise(1), 2))
+
+
+def test_no_count_lies_behind_a_release_without_one():
+    total = ClippedSum(torch.arange(1.0, 5.0, dtype=torch.float64), 1.0, SAMPLING)
+    release = GaussianMechanism(10, 1.0, None).release(total, np.random.default_rng(0))
+    memory = torch.frombuffer(bytearray(release.mean.untyped_storage()), dtype=torch.float64)
+    assert len(memory) == 4  # that of the count is there, as what is saved with a tensor is all of its memory
+    assert memory[-1] == 0.0
 
 
 def test_noise_covers_what_rounding_adds_to_the_distance_of_two_sums():

@@ -42,16 +42,9 @@ def test_a_longer_update_is_clipped_again_and_the_bit_kept_within_a_half(dtype):
 @pytest.mark.parametrize(
     "vector",
     [
-        torch.tensor([math.nan, 0.0, 0.0, 0.5]),
-        torch.tensor([0.0, math.inf, 0.0, 0.5]),
-        torch.tensor([0.0, 0.0, 0.0, math.nan]),
-        torch.zeros(3),
-        torch.zeros(5),
-        torch.zeros(1, 4),
-        torch.zeros(0),
-        torch.zeros(4, dtype=torch.int64),
-        torch.zeros(4, dtype=torch.complex64),
-        torch.zeros(4, dtype=torch.bool),
+        *map(torch.tensor, ([math.nan, 0.0, 0.0, 0.5], [0.0, math.inf, 0.0, 0.5], [0.0, 0.0, 0.0, math.nan])),
+        *map(torch.zeros, (3, 5, (1, 4), 0)),
+        *(torch.zeros(4, dtype=dtype) for dtype in (torch.int64, torch.complex64, torch.bool)),
     ],
     ids=str,
 )
@@ -62,10 +55,7 @@ def test_what_is_no_vector_of_this_sum_adds_nothing(vector):
     assert total.tolist() == [0.25, 0.0, 0.0, 0.5]
 
 
-@given(
-    arrays(np.float64, 4, elements=st.floats(allow_nan=True, allow_infinity=True)),
-    st.floats(1e-20, 1e20),
-)
+@given(arrays(np.float64, 4, elements=st.floats(allow_nan=True, allow_infinity=True)), st.floats(1e-20, 1e20))
 @settings(max_examples=200, deadline=None)
 def test_no_vector_moves_the_sum_by_more_than_its_bound(vector, clip):
     total, _ = received([torch.from_numpy(vector)], clip=clip)

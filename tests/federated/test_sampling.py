@@ -1,7 +1,9 @@
-from itertools import pairwise
+from collections import Counter
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from clipline import SettingError
 from clipline.federated.sampling import FixedSizeSampler, PoissonSampler, sampler_named
@@ -11,21 +13,31 @@ from clipline.random.streams import Streams
 BOTH = [FixedSizeSampler, PoissonSampler]
 
 
+def by_key(seed):
+    """Cohorts by a cryptographic generator, as in runs without a seed."""
+    return Streams(2**200 + seed)
+
+
+both_sources = pytest.mark.parametrize("source", [Streams, by_key])
+
+
+@both_sources
 @pytest.mark.parametrize("kind", BOTH)
-def test_a_cohort_is_of_distinct_users_of_the_population_in_order(kind):
+def test_a_cohort_is_of_distinct_users_of_the_population_in_order(kind, source):
     for seed in range(50):
-        users = kind(30, 10).draw(np.random.default_rng(seed)).users
+        users = kind(30, 10).draw(source(seed).sampling(0)).users
         assert len(set(users.tolist())) == len(users)
         assert users.size == 0 or (users.min() >= 0 and users.max() < 30)
         assert (np.diff(users) > 0).all()
 
 
+@both_sources
 @pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize(("population", "cohort"), [(20, 5), (20_000, 100), (1000, 1000)])
-def test_every_user_is_equally_likely(kind, population, cohort):
+@pytest.mark.parametrize(("population", "cohort"), [(20, 5), (20, 17), (20_000, 100), (1000, 1000)])
+def test_every_user_is_equally_likely(kind, population, cohort, source):
     draws = 2000 if population < 100 else 200
     counts = np.zeros(population)
-    streams = Streams(3)
+    streams = source(3)
     for t in range(draws):
         np.add.at(counts, kind(population, cohort).draw(streams.sampling(t)).users, 1)
     rate = cohort / population
@@ -38,8 +50,9 @@ def test_every_user_is_equally_likely(kind, population, cohort):
         assert (counts == draws).all()
 
 
-def test_fixed_size_is_exact_and_poisson_is_binomial():
-    streams = Streams(11)
+@both_sources
+def test_fixed_size_is_exact_and_poisson_is_binomial(source):
+    streams = source(11)
     fixed = [len(FixedSizeSampler(5000, 50).draw(streams.sampling(t)).users) for t in range(50)]
     assert set(fixed) == {50}
     sizes = np.array([len(PoissonSampler(5000, 50).draw(streams.sampling(t)).users) for t in range(4000)])
@@ -67,16 +80,48 @@ def test_at_a_declared_rate_each_user_at_hand_has_the_same_coin(users):
     assert together == pytest.approx(0.09, abs=5 * np.sqrt(0.09 * 0.91 / draws))
 
 
-def test_poisson_inclusions_of_two_users_are_independent():
-    streams = Streams(5)
-    together = sum({0, 1} <= set(PoissonSampler(4, 2).draw(streams.sampling(t)).users.tolist()) for t in range(4000))
-    # probability 1/4 (fixed-size sampling of 2 of 4 would give 1/6); five standard errors
-    assert together / 4000 == pytest.approx(0.25, abs=5 * np.sqrt(0.25 * 0.75 / 4000))
+@both_sources
+@pytest.mark.parametrize("size", [2, 4])  # of 6; of more than half, those who stay out are drawn
+def test_every_set_of_users_is_equally_likely_at_a_fixed_size(size, source):
+    streams, draws = source(6), 3000
+    found = Counter(tuple(FixedSizeSampler(6, size).draw(streams.sampling(t)).users.tolist()) for t in range(draws))
+    assert found.keys() == {*combinations(range(6), size)}
+    # Chi-squared of 14 degrees of freedom: above 56 less than once in a million.
+    assert sum((count - draws / 15) ** 2 / (draws / 15) for count in found.values()) < 56
+
+
+@both_sources
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.95])
+def test_a_poisson_cohort_is_a_coin_for_each_user(rate, source):
+    """All 16 cohorts of four users, against the product of four coins."""
+    streams, draws, sampler = source(8), 3000, PoissonSampler(1000, int(1000 * rate), 4)
+    found = Counter(tuple(sampler.draw(streams.sampling(t)).users.tolist()) for t in range(draws))
+    for size in range(5):
+        for cohort in combinations(range(4), size):
+            chance = rate**size * (1 - rate) ** (4 - size)
+            low, high = binom.ppf([1e-8, 1 - 1e-8], draws, chance)  # 96 of them: once in 500,000 runs
+            assert low <= found[cohort] <= high
+
+
+def test_a_seed_draws_what_numpy_draws():
+    fixed, poisson = (kind(5000, 50).draw(Streams(9).sampling(4)).users for kind in BOTH)
+    rng = Streams(9).sampling(4)
+    assert fixed.tolist() == sorted(rng.choice(5000, 50, replace=False, shuffle=False).tolist())
+    rng = Streams(9).sampling(4)
+    assert poisson.tolist() == sorted(rng.choice(5000, rng.binomial(5000, 0.01), replace=False, shuffle=False).tolist())
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_rounds_are_drawn_independently_from_the_whole_population(kind):
-    sampler, streams = kind(100, 50), Streams(0)
+def test_a_key_draws_the_same_again_and_another_key_others(kind):
+    first, again, other = (kind(5000, 50).draw(by_key(number).sampling(4)).users.tolist() for number in (1, 1, 2))
+    assert first == again
+    assert len({*first} & {*other}) < 10  # half a user is expected in both
+
+
+@both_sources
+@pytest.mark.parametrize("kind", BOTH)
+def test_rounds_are_drawn_independently_from_the_whole_population(kind, source):
+    sampler, streams = kind(100, 50), source(0)
     cohorts = [set(sampler.draw(streams.sampling(t)).users.tolist()) for t in range(400)]
     overlap = [len(a & b) for a, b in pairwise(cohorts)]
     # half of one cohort is in the next: a cycle through the population would give 0, repetition 50
@@ -91,11 +136,12 @@ def test_each_sampler_emits_its_own_event():
         assert sampler.draw(rng).sampling == sampler.sampling
 
 
+@both_sources
 @pytest.mark.parametrize("kind", BOTH)
-def test_a_draw_from_ten_million_users_touches_no_array_of_that_size(kind):
+def test_a_draw_from_ten_million_users_touches_no_array_of_that_size(kind, source):
     import tracemalloc
 
-    sampler, rng = kind(10_000_000, 1000), np.random.default_rng(0)
+    sampler, rng = kind(10_000_000, 1000), source(0).sampling(0)
     tracemalloc.start()
     sampler.draw(rng)
     peak = tracemalloc.get_traced_memory()[1]
@@ -113,7 +159,6 @@ def test_what_a_cohort_shows_of_itself_is_public():
     [
         (10, 11, "cohort_size=11 must be at most the population, 10 users: lower the cohort"),
         (10, 0, "cohort_size=0 must be a whole number at least 1"),
-        (0, 1, "population_size=0"),
         (10, 2.5, "cohort_size=2.5 must be a whole number"),
     ],
 )

@@ -128,12 +128,10 @@ def test_the_average_of_models_by_hand():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: ServerNormalised(-1.0), "server_lr=-1.0"),
         (lambda: ServerNormalised(momentum=1.0), "server_momentum=1.0"),
         (lambda: ServerSGD(0.0), "server_lr=0.0"),
         (lambda: ServerSGD(1.0, 1.0), "server_momentum=1.0 must be a finite number at least 0 and below 1"),
         (lambda: ServerAdam(beta1=1.5), "server_beta1=1.5"),
-        (lambda: ServerYogi(beta2=-0.1), "server_beta2=-0.1"),
         (lambda: ServerAdam(epsilon=0.0), "server_epsilon=0.0"),
     ],
 )

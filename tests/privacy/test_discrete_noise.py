@@ -8,13 +8,7 @@ from scipy.stats import norm
 
 from clipline import SettingError
 from clipline.privacy.accountant import account, account_renyi, delta_at, quick_epsilon, rough_epsilon
-from clipline.privacy.discrete_noise import (
-    bound_for,
-    discrete_event,
-    share_stddev,
-    stddev_for,
-    sum_of_shares_log_ratio,
-)
+from clipline.privacy.discrete_noise import bound_for, discrete_event, share_stddev, stddev_for, sum_of_shares_log_ratio
 from clipline.privacy.events import GaussianEvent, GroupedPoissonSampling, NoSampling, PoissonSampling
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.relations import Relation

@@ -9,13 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipline.errors import SettingError
-from clipline.privacy.noise_split import (
-    DeltaNoise,
-    counting_cost,
-    default_count_stddev,
-    join_noise,
-    split_noise,
-)
+from clipline.privacy.noise_split import DeltaNoise, counting_cost, default_count_stddev, join_noise, split_noise
 from clipline.privacy.renyi import gaussian_curve
 
 PAPER = [
@@ -94,12 +88,6 @@ def test_settings_outside_their_limits_are_refused_by_name(bad):
     (name,) = bad
     with pytest.raises(SettingError, match=f"{name}="):
         split_noise(**{"noise_multiplier": 1.0, "count_stddev": 5.0, **bad})
-
-
-def test_centring_at_the_quantile_costs_between_the_median_and_no_centring():
-    # By hand: at the quantile 0.8 a bit moves the centred count by 0.2 or 0.8.
-    at_quantile = float(split_noise(1.0, 5.0, bit_bound=0.8))
-    assert at_quantile == pytest.approx((1 - 0.8**2 / 25) ** -0.5, rel=1e-14)
 
 
 def test_a_bare_number_is_not_taken_for_the_noise_of_the_updates():

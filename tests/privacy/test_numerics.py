@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 from clipline.errors import SettingError
-from clipline.privacy.numerics import (
-    gaussian_delta,
-    gaussian_epsilon,
-    gaussian_mu,
-    mills_ratio,
-    normal_tail,
-)
+from clipline.privacy.numerics import gaussian_delta, gaussian_epsilon, gaussian_mu, mills_ratio, normal_tail
 
 
 def test_tails_agree_with_mpmath_to_fourteen_digits():

@@ -145,7 +145,6 @@ def test_a_discrete_gaussian_diverges_no_more_than_the_continuous_one():
             assert moment / (order - 1) <= bound * (1 + 1e-12)
 
 
-DELTA = 10**-6.6
 GRIDS = {
     "int2_64+128+256": np.array([*range(2, 65), 128, 256], dtype=float),
     "dp_accounting_default": np.array([*(1 + k / 10 for k in range(1, 100)), *range(11, 64), 128, 256, 512, 1024]),

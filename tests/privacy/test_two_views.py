@@ -65,10 +65,6 @@ def test_the_rounds_with_the_least_noise_count_and_every_statistic():
     }
 
 
-def test_a_server_has_seen_nothing_of_a_user_who_never_took_part():
-    assert against_server(LEDGER, 0) == Ledger()
-
-
 def test_noise_without_a_proof_is_refused():
     with pytest.raises(SettingError, match="banded noise"):
         against_server(Ledger().add(GaussianEvent(GroupedPoissonSampling(0.1, 4), 1.0), 4), 1)

@@ -3,6 +3,7 @@ import pytest
 
 from clipline import SettingError
 from clipline.errors import RunError
+from clipline.random.normal_numbers import KeyedNormal
 from clipline.random.streams import Streams, counter_bits, keys_of, user_bits, user_order
 
 
@@ -54,8 +55,9 @@ def test_streams_are_replayable_by_seed_purpose_and_round():
 def drawn(streams, round_index):
     """Of noise, cohort, rounding, shares of noise and users' randomness some numbers each."""
     normal = [getattr(streams, name)(round_index).standard_normal(5) for name in ("noise", "shares")]
-    uniform = [getattr(streams, name)(round_index).random(5) for name in ("sampling", "rounding")]
-    return np.concatenate([*normal, *uniform, streams.user_keys("order", round_index, np.arange(5)).astype(float)])
+    normal.append(streams.sampling(round_index).standard_normal(5))
+    keys = streams.user_keys("order", round_index, np.arange(5)).astype(float)
+    return np.concatenate([*normal, streams.rounding(round_index).random(5), keys])
 
 
 def test_from_the_system_everything_follows_from_a_key_that_no_seed_tells():
@@ -82,6 +84,16 @@ def test_noise_of_the_system_is_drawn_once_for_each_round_under_a_key():
     streams.noise(3)
 
 
+def test_a_seed_of_more_than_63_bits_is_a_key():
+    for seed, kind in ((2**63 - 1, np.random.Generator), (2**63, KeyedNormal), (2**256 - 1, KeyedNormal)):
+        streams = Streams(seed)
+        for name in ("noise", "sampling", "shares"):
+            first, again = (getattr(streams, name)(3) for _ in range(2))
+            assert isinstance(first, kind)
+            assert first.standard_normal(3).tolist() == again.standard_normal(3).tolist()
+            assert first.standard_normal(3).tolist() != getattr(streams, name)(4).standard_normal(3).tolist()
+
+
 def test_with_system_entropy_users_draw_what_nobody_can_work_out_from_the_seed():
     streams = Streams(4, noise_source="system")
     key = streams.user_key("order/0", 0, 1)
@@ -92,7 +104,7 @@ def test_with_system_entropy_users_draw_what_nobody_can_work_out_from_the_seed()
     assert shared.user_key("order/0", 0, 1) == key
 
 
-@pytest.mark.parametrize("seed", [-1, 1.5, "7", None, True, 2**63])
+@pytest.mark.parametrize("seed", [-1, 1.5, "7", None, True, 2**256])
 def test_a_seed_is_a_whole_number_that_fits(seed):
     with pytest.raises(SettingError, match="seed="):
         Streams(seed)

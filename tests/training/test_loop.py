@@ -19,7 +19,7 @@ from samples import LOCAL, cross_entropies, flat_training, linear_model, small_p
 
 from clipline import Callback, Evaluate, Population, run_together
 from clipline.engine.workers.single import SingleProcess
-from clipline.errors import ModuleError, SettingError
+from clipline.errors import ModuleError, RunError, SettingError
 from clipline.training import loop
 
 POPULATION, MODEL = small_population(), linear_model()
@@ -367,6 +367,38 @@ def test_a_run_that_fails_leaves_the_process_as_it_found_it(workers):
             training(workers=workers).run([Logged([], fail="round 1"), Evaluate(lambda model: {"one": 1.0}, every=1)])
 
     assert_left_alone(failing)
+
+
+class Told(Callback):
+    """Calls a function with every report."""
+
+    def __init__(self, on_round):
+        self.on_round = on_round
+
+
+@pytest.mark.parametrize("begin", [lambda one, path: one.run(), lambda one, path: one.resume(path)])
+def test_a_second_run_of_one_training_within_the_first_is_refused(begin, tmp_path):
+    made, keys, refused = training(seed=None), [], []
+
+    def second(report, state):
+        keys.append(made.key.unprivate_bytes)
+        with pytest.raises(RunError, match="at work in a run, which a second one would take the key from: make anoth"):
+            begin(made, tmp_path)
+        refused.append(report.round_index)
+        keys.append(made.key.unprivate_bytes)
+
+    made.run([Told(second)])
+    assert refused == [0, 1, 2, 3]
+    assert len({*keys}) == 1  # the noise of all rounds is under one key
+    assert made.key.unprivate_bytes not in keys  # and nobody has it when the run has ended
+    assert made.run().state.round_index == 4
+
+
+def test_a_run_that_fails_leaves_its_training_free_for_another():
+    made = training()
+    with pytest.raises(OSError, match="fails at round 1"):
+        made.run([Logged([], fail="round 1")])
+    assert made.run().state.round_index == 4
 
 
 def test_no_signal_is_taken_over_while_a_run_goes_on_unless_asked():

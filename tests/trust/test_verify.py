@@ -115,8 +115,8 @@ EDITS = {
     "more noise in the ledger": (edit('"noise_multiplier": ', '"noise_multiplier": 1', "ledger.jsonl", 0), "charges"),
     "a lower rate in the ledger": (edit('"rate": 0.2', '"rate": 0.1', "ledger.jsonl", 0), "charges Poisson sampling"),
     "a sampling that no training has": (
-        edit('"poisson", "rate": 0.2', '"truncated-poisson", "rate": 0.0001, "population_size": 60, "cap": 60',
-             "ledger.jsonl", 0), "charges Poisson sampling at rate 0.0001 of 60 users"),
+        edit('"poisson", "rate": 0.2', '"grouped-poisson", "rate": 0.0001, "bands": 1, "index": 0',
+             "ledger.jsonl", 0), "charges Poisson sampling at rate 0.0001 from one of 1 groups"),
     "a line less in the ledger": (drop_last("ledger.jsonl"), "ledger.jsonl charges 11"),
     "a line twice in the ledger": (double_last("ledger.jsonl"), "ledger.jsonl cannot be read"),
     "a line too many in the ledger": (charge_more, "ledger.jsonl charges 13 rounds"),

@@ -22,7 +22,7 @@ _TARGET = "The promise"
 _SEARCH = "The search"
 _RUN = "The run"
 _FLAGS = ("rounds", "client_lr", "server_lr", "batch_size", "user_column", "seed")
-_COMPUTING = ("device", "engine", "precision", "workers", "compiled_steps", "stored_programs")
+_COMPUTING = ("device", "engine", "precision", "workers", "compiled_steps")
 # What a file of settings says of a final training, which is found here or given anew.
 _NOT_OF_TRIAL = (
     "epsilon", "noise_multiplier", "max_epsilon", "delta", "count_stddev", "population_size", "cohort_size", "relation",

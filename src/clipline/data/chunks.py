@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PopulationError, nearest, refuse
+from ..errors import PopulationError, nearest
 from .packed_field import Field
 
 Chunk = tuple[NDArray[Any], dict[str, NDArray[Any]]]  # ids (rows,), whole numbers or text; name -> (rows, ...)
@@ -22,8 +22,6 @@ Convert = Callable[[Chunk], Chunk]  # may drop rows or add some, as long as ids 
 Text = Callable[[Sequence[str]], NDArray[Any]]  # texts of one column -> (rows, ...) numbers, every row equally wide
 Progress = Callable[[int, int], None]  # done and total; the function that reports says in which unit
 
-ROW_BYTES = "CLIPLINE_ROW_BYTES"  # the environment variable
-_WIDEST_ROW = 1 << 30
 CHUNK_BYTES = 8 << 20  # about the size of a chunk: large enough to be fast, small enough for any memory
 
 
@@ -45,32 +43,8 @@ def is_folder(path: Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112
 
 
-def check_regular(path: Path) -> None:
-    """Refuse a pipe or a device: reading it could wait without end, or never stop."""
-    if os.path.exists(path) and not (is_file(path) or is_folder(path)):  # noqa: PTH110
-        raise PopulationError(f"{str(path)!r} is a pipe or a device: give a regular file")
-
-
-def row_bytes(usual: int) -> int:
-    """The most bytes that one row of a table may have: `usual`, or what the environment says."""
-    given = os.environ.get(ROW_BYTES) or str(usual)
-    limit = int(given) if given.isascii() and given.isdigit() and len(given) < 12 else 0
-    if not 0 < limit <= _WIDEST_ROW:
-        raise refuse(ROW_BYTES, given, f"a whole number from 1 to {_WIDEST_ROW}", "unset it for the usual limit")
-    return limit
-
-
-def row_too_long(where: str, limit: int) -> PopulationError:
-    """The error for a row of more bytes than `limit`."""
-    return PopulationError(
-        f"{where} has more than {limit} bytes, the limit for a row: leave out its longest column, or set the "
-        f"environment variable {ROW_BYTES} to a higher limit"
-    )
-
-
 def check_exists(name: str, path: Path) -> None:
     """Refuse a path where nothing is, with the nearest name beside it, if there is one."""
-    check_regular(path)
     if is_file(path) or is_folder(path):
         return
     way_out = "give a table (.parquet, .csv, .tsv, .jsonl or .npz), or a folder made by clipline data prepare"
@@ -85,9 +59,8 @@ def existing_file(path: str | Path) -> Path:
     file = Path(path)
     if is_folder(file):
         raise PopulationError(f"{str(file)!r} is a folder but must be a file: give the path of one file")
-    check_regular(file)
     if not is_file(file):
-        raise PopulationError(f"{str(file)!r} does not exist: give the path of a file")
+        raise PopulationError(f"{str(file)!r} does not exist or is no regular file: give the path of a file")
     if file.stat().st_size == 0:
         raise PopulationError(f"{str(file)!r} is empty: give a file with examples, perhaps by copying it again")
     return file

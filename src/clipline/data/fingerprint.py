@@ -30,11 +30,7 @@ def fingerprint(arrays: Mapping[str, Field], *, times: bool = True) -> str:
     for name, array in arrays.items():
         unread = _unread(stored_values(array), times)
         values = array if isinstance(array, PackedField) else np.asarray(array)
-        if values.dtype.kind == "T":  # text of any length, of which the array itself holds addresses
-            digest.update(repr((name, values.tolist())).encode())
-            continue
-        form = values.dtype.descr if values.dtype.names else values.dtype.str
-        digest.update(repr((name, form, values.shape, unread)).encode())
+        digest.update(repr((name, values.dtype.str, values.shape, unread)).encode())
         if unread is None:
             _add_values(digest, values)
         elif isinstance(values, PackedField):  # its file does not say where a row ends and what follows

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from .. import __version__
 from ..errors import PopulationError
 from ..privacy.events import GaussianEvent
-from .chunks import check_regular
 
 MANIFEST = "population.json"
 VERSION = 1
@@ -112,7 +111,6 @@ def read_entries(folder: str | Path) -> dict[str, Any]:
     A file that is missing, unreadable or no JSON object is refused.
     """
     path = Path(folder) / MANIFEST
-    check_regular(path)
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -131,7 +129,13 @@ def check_field_names(names: Iterable[object]) -> list[str]:
     known: dict[str, None] = {}
     for name in names:
         # A name with a separator would lead out of the store's folder.
-        if not isinstance(name, str) or name != Path(name).name or not 0 < _size(name) <= _LONGEST or "\0" in name:
+        if (
+            not isinstance(name, str)
+            or name != Path(name).name
+            or "\0" in name
+            or not name
+            or len(name.encode(errors="replace")) > _LONGEST
+        ):
             shown = name if not isinstance(name, str) else name[:80]
             raise PopulationError(
                 f"field {shown!r} cannot name a file: rename it to letters and digits, at most {_LONGEST}"
@@ -179,14 +183,8 @@ def _checked(content: Any) -> Manifest:
     if not all(isinstance(task, str) for task in manifest.tasks):
         raise ValueError(f"tasks is {manifest.tasks!r}")
     for name, checksum in manifest.sha256.items():
-        if not isinstance(checksum, str) or name != Path(name).name or not 0 < _size(name) <= 255:
+        if not isinstance(checksum, str) or name != Path(name).name:
             raise ValueError(f"sha256 of {name[:80]!r} is {checksum!r:.80}")
     if manifest.origin not in get_args(Origin):
         raise ValueError(f"origin is {manifest.origin!r}")
     return manifest
-
-
-def _size(text: str) -> int:
-    """Bytes of text as UTF-8; 0 if it cannot be written so, as a lone surrogate."""
-    encoded = text.encode(errors="ignore")
-    return len(encoded) if encoded.decode() == text else 0

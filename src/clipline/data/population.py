@@ -19,7 +19,7 @@ from ..errors import PopulationError, SettingError, check_number, check_whole, r
 from ..privacy.events import GaussianEvent
 from ..random.streams import Streams
 from .array_checks import check_field, check_finite, check_ids, check_user_ids, checked_offsets, overlapping
-from .chunks import check_regular, short
+from .chunks import short
 from .column_options import ZERO_UPDATE, ColumnOptions, charges_of
 from .fields import ColumnErrors, fields_of_arrays
 from .fingerprint import fingerprint
@@ -198,7 +198,7 @@ class Population:
         scratch: str | Path | None = None,
         **columns: Unpack[ColumnKeywords],
     ) -> Population:
-        """Group the rows of a file by user. The file may be larger than memory.
+        """Group the rows of a file by user. The file may be larger than memory, unless it is NPZ.
 
         To group a large file once and open it often, use `clipline data prepare table` and `Population.open`.
 
@@ -840,7 +840,6 @@ def _opened_field(folder: Path, name: str, packed: Any) -> Field:
 
 def _mapped(path: Path) -> NDArray[Any]:
     """An `.npy` file as a memory map."""
-    check_regular(path)
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways

@@ -512,7 +512,7 @@ class PrivateStatistics:
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        self._streams = Streams(secrets.randbits(62), "system") if seed is None else Streams(seed)
+        self._streams = Streams(0, "system") if seed is None else Streams(seed)
         self._begun: list[GaussianEvent] = []  # charged before the noise is drawn, whatever fails later
 
     def __repr__(self) -> str:

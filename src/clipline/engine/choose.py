@@ -50,6 +50,7 @@ def make_problem(
 
 
 @enough_resources()
+@torch.enable_grad()  # also within a test function, which is called without gradients
 def choose_trainer(
     engine: Engine, plain: OneByOne, cohort_size: int, varying: bool = True
 ) -> OneByOne | Stacked | SingleStep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +16,8 @@ from ..privacy.accountant import default_relation
 from ..privacy.banded_noise import check_bands
 from ..privacy.events import FixedSizeSampling, GroupedPoissonSampling, PoissonSampling, Sampling
 from ..privacy.relations import Relation
-from ..random.streams import Streams
+from ..random.normal_numbers import uniform
+from ..random.streams import NormalGenerator, Streams
 from ..settings import check
 
 
@@ -46,7 +48,7 @@ class Sampler(Protocol):
         """What is accounted; known before any draw."""
         ...
 
-    def draw(self, rng: np.random.Generator, round_index: int = 0) -> Cohort:
+    def draw(self, rng: NormalGenerator, round_index: int = 0) -> Cohort:
         """The cohort of one round. The cost grows with the cohort, not with the population."""
         ...
 
@@ -66,7 +68,7 @@ class FixedSizeSampler:
         """`cohort_size` of `population_size`."""
         return FixedSizeSampling(self.cohort_size, self.population_size)
 
-    def draw(self, rng: np.random.Generator, round_index: int = 0) -> Cohort:
+    def draw(self, rng: NormalGenerator, round_index: int = 0) -> Cohort:
         """`cohort_size` users without replacement."""
         return Cohort(_distinct(rng, self.population_size, self.cohort_size), self.sampling)
 
@@ -95,11 +97,10 @@ class PoissonSampler:
         """The probability with which each user takes part."""
         return PoissonSampling(self.cohort_size / self.population_size)
 
-    def draw(self, rng: np.random.Generator, round_index: int = 0) -> Cohort:
-        """A binomial number of users, then that many without replacement: the same as a coin for each user."""
+    def draw(self, rng: NormalGenerator, round_index: int = 0) -> Cohort:
+        """A coin for each user."""
         users = self.population_size if self.users is None else self.users
-        count = int(rng.binomial(users, self.sampling.rate))
-        return Cohort(_distinct(rng, users, count), self.sampling)
+        return Cohort(_by_coins(rng, users, self.sampling.rate), self.sampling)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,11 +134,10 @@ class GroupedPoissonSampler:
         """The probability with which each user of a group takes part in the group's rounds."""
         return GroupedPoissonSampling(self.bands * self.cohort_size / self.population_size, self.bands)
 
-    def draw(self, rng: np.random.Generator, round_index: int = 0) -> Cohort:
-        """A binomial number of the group's users, then that many without replacement."""
+    def draw(self, rng: NormalGenerator, round_index: int = 0) -> Cohort:
+        """A coin for each user of the group."""
         users = self._members[round_index % self.bands]
-        count = int(rng.binomial(len(users), self.sampling.rate))
-        return Cohort(users[_distinct(rng, len(users), count)], self.sampling)
+        return Cohort(users[_by_coins(rng, len(users), self.sampling.rate)], self.sampling)
 
     @cached_property
     def _members(self) -> list[NDArray[np.int64]]:
@@ -208,10 +208,37 @@ def relation_for(sampling: Sampling, relation: Relation | str | None, *, declare
     return relation
 
 
-def _distinct(rng: np.random.Generator, population_size: int, count: int) -> NDArray[np.int64]:
-    # NumPy uses Floyd's method when few of many are drawn, and a partial shuffle of all only above about one in twenty:
-    # either way the cost is O(count).
-    return np.sort(rng.choice(population_size, count, replace=False, shuffle=False))
+# Either way the cost is that of those who are drawn. A seed's draws are NumPy's; a key's are made of its words.
+
+
+def _by_coins(rng: NormalGenerator, users: int, rate: float) -> NDArray[np.int64]:
+    """Ascending, each of `users` independently with probability `rate`."""
+    if isinstance(rng, np.random.Generator):  # a binomial number, then so many without replacement
+        return _distinct(rng, users, int(rng.binomial(users, rate)))
+    if rate == 1:
+        return np.arange(users)
+    drawn = [np.array([-1])]
+    while drawn[-1][-1] < users:  # the gaps between two heads are geometric
+        words = rng.words(int(1.1 * rate * users) + 64)
+        gaps = np.log1p(-uniform(words)) / math.log1p(-rate)
+        drawn.append(drawn[-1][-1] + np.cumsum(gaps.astype(np.int64) + 1))
+    together = np.concatenate(drawn)
+    return together[1 : np.searchsorted(together, users)]
+
+
+def _distinct(rng: NormalGenerator, users: int, count: int) -> NDArray[np.int64]:
+    """Ascending, `count` of `users`: every such set is equally likely."""
+    if isinstance(rng, np.random.Generator):
+        # Floyd's method when few of many are drawn, and a partial shuffle of all only above about one in twenty.
+        return np.sort(rng.choice(users, count, replace=False, shuffle=False))
+    fewer = min(count, users - count)  # of more than half, those who stay out are drawn
+    chosen = np.empty(0, np.int64)
+    while missing := fewer - len(chosen):
+        words = rng.words(missing)
+        words = words[words < (1 << 64) - (1 << 64) % users]  # so that all remainders are equally likely
+        chosen = np.sort(np.append(chosen, (words % users).astype(np.int64)))
+        chosen = chosen[np.diff(chosen, prepend=-1) > 0]  # NumPy's unique takes ten times as long
+    return chosen if fewer == count else np.delete(np.arange(users), chosen)
 
 
 def _check_sizes(population_size: int, cohort_size: int, more: str = "bring more users") -> None:

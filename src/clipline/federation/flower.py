@@ -28,6 +28,7 @@ from ..federated.sampling import Cohort, PoissonSampler
 from ..privacy.events import PoissonSampling
 from ..privacy.relations import Relation
 from ..privacy.two_views import Participations, TwoGuarantees, account_both
+from ..random.streams import NormalGenerator
 from ..training import durable
 from ..training.callbacks import Callback
 from ..training.result import RoundReport, TrainResult
@@ -258,7 +259,7 @@ class _OnlineNodes:
     def sampling(self) -> PoissonSampling:
         return self.declared.sampling
 
-    def draw(self, rng: np.random.Generator, round_index: int = 0) -> Cohort:
+    def draw(self, rng: NormalGenerator, round_index: int = 0) -> Cohort:
         nodes = np.array(self.online(), np.uint64)
         drawn = replace(self.declared, users=len(nodes)).draw(rng, round_index)
         return Cohort(np.sort(nodes[drawn.users].view(np.int64)), drawn.sampling)

@@ -1,7 +1,7 @@
 """Independent random streams from one seed, each named by its purpose.
 
-Server-side randomness (who is sampled, the noise) comes as NumPy generators keyed by seed, purpose and round; noise
-from the system is keyed by 256 bits of the operating system, and comes from a cryptographic generator.
+Server-side randomness (who is sampled, the noise) comes as NumPy generators keyed by seed, purpose and round; from the
+system, as cryptographic generators under a key of 256 bits.
 A user's randomness (order of examples, dropout) is counter-based: a hash of seed, purpose, round, the user's identity
 (`Population.identities`: the user's own id, not the position in a list) and index. What a user draws does not depend on
 blocks, workers or devices, nor on other users who are added, removed or renamed.
@@ -24,10 +24,11 @@ from .normal_numbers import KeyedNormal, SystemNormal
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the step of the splitmix64 sequence
 _MASK = (1 << 64) - 1
+_KEY = 1 << 63  # a seed from here on is a key
 GUESSABLE = 1 << 40  # below this a seed is found by trying all of them
 
 NoiseSource = Literal["seed", "system"]
-NormalGenerator = np.random.Generator | SystemNormal  # of the noise
+NormalGenerator = np.random.Generator | SystemNormal  # of noise and cohorts
 
 
 class SecretKey:
@@ -59,9 +60,9 @@ class Streams:
     """All randomness of a run.
 
     `noise_source="seed"` makes cohorts and noise repeatable, for simulations; whoever knows the seed can then tell who
-    took part, and subtract the noise. `noise_source="system"` takes both, and users' own randomness, from a secret key.
-    Noise then comes from a cryptographic generator. Use it when the model will be published. Never use one seed twice
-    on different data.
+    took part, and subtract the noise. `noise_source="system"` takes both, and users' own randomness, from a secret key,
+    by cryptographic generators, which seeds of more than 63 bits have too. Use it when the model will be published.
+    Never use one seed twice on different data.
     """
 
     seed: int
@@ -72,22 +73,19 @@ class Streams:
         check("seed", self.seed)
         check("noise_source", self.noise_source)
 
-    def sampling(self, round_index: int) -> np.random.Generator:
+    def sampling(self, round_index: int) -> NormalGenerator:
         """The generator that samples this round's cohort. As secret as the noise: amplification needs it."""
-        return self._generator("sampling", round_index)
+        return self._secret("sampling", round_index)
 
     def noise(self, round_index: int) -> NormalGenerator:
         """The generator of the noise on this round's release; a cryptographic one for "system"."""
         if self.noise_source == "system":
             self.key.hide(round_index)
-            return KeyedNormal(self._digest("noise", round_index, 32))
-        return self._generator("noise", round_index)
+        return self._secret("noise", round_index)
 
     def shares(self, round_index: int) -> NormalGenerator:
         """The generator of the noise that simulated clients add in this round."""
-        if self.noise_source == "system":
-            return KeyedNormal(self._digest("shares of noise", round_index, 32))
-        return self._generator("noise", round_index)
+        return self._secret("noise" if self.noise_source == "seed" else "shares of noise", round_index)
 
     def rounding(self, round_index: int) -> np.random.Generator:
         """The generator by which this round's encoded updates are rounded, where clients are simulated."""
@@ -95,7 +93,7 @@ class Streams:
 
     def statistic(self, identity: str) -> NormalGenerator:
         """The generator of the noise on one private statistic; no round's noise, whatever the seed."""
-        return SystemNormal() if self.noise_source == "system" else self._generator(f"statistic {identity}", 0)
+        return SystemNormal() if self.noise_source == "system" else self._secret(f"statistic {identity}", 0)
 
     def initial(self) -> int:
         """The 63-bit seed of the model's initial parameters."""
@@ -108,6 +106,12 @@ class Streams:
     def user_keys(self, purpose: str, round_index: int, identities: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """`user_key` of many users at once."""
         return keys_of([(self, round_index)], purpose, identities, np.zeros(len(identities), np.int64))
+
+    def _secret(self, purpose: str, round_index: int) -> NormalGenerator:
+        """A cryptographic generator, unless the seed is a short one."""
+        if self.noise_source == "system" or self.seed >= _KEY:
+            return KeyedNormal(self._digest(purpose, round_index, 32))
+        return self._generator(purpose, round_index)
 
     def _generator(self, purpose: str, round_index: int) -> np.random.Generator:
         # Not cryptographic, but nobody sees what it draws where the key is secret, and every round has its own.

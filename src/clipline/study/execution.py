@@ -236,7 +236,7 @@ OF_DATA = (
 # What else runs side by side must have in common.
 _OF_SHAPE = (
     *("batch_size", "client_epochs", "max_examples", "device", "engine", "precision"),
-    *("compiled_steps", "stored_programs", "workers"),
+    *("compiled_steps", "workers"),
 )
 
 _CPU_USERS, _GPU_USERS = 512, 2048  # users a round of all runs of a group: more gain nothing

@@ -26,7 +26,7 @@ ID_DIGITS = 20
 Outcome = Literal["finished", "diverged", "budget"]
 
 # What changes a result by rounding alone, or where things lie. The task and its data enter by name and checksum.
-_NOT_PART = ("task", "data", "device", "engine", "workers", "compiled_steps", "stored_programs", "unprivate_timing")
+_NOT_PART = ("task", "data", "device", "engine", "workers", "compiled_steps", "unprivate_timing")
 # These came when there were records: where they have their defaults, a run is what it was and keeps its name.
 _LATER = ("client_optimiser", "client_momentum", "client_weight_decay", "client_proximal", "noise", "bands")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -100,6 +100,18 @@ def one_round(algorithm: Algorithm, state: TrainState, draws: Draws, backend: Ba
     raise AssertionError("a round asks for one sum")
 
 
+def released_rounds(training: Training, rounds: int) -> Iterator[tuple[TrainState, Release]]:
+    """The state after each of so many rounds, and what it released: a run without callbacks and files."""
+    state, draws = training.init(), draws_of(training, rounds)
+    try:
+        with training.backend.running():
+            for _ in range(rounds):
+                state, release = one_round(training.algorithm, state, draws, training.backend)
+                yield state, release
+    finally:
+        draws.close()
+
+
 def draws_of(training: Training, until: int, *, again: bool = False) -> Draws:
     """Cohort and noise of the rounds below `until`, drawn ahead unless that is switched off.
 
@@ -143,6 +155,7 @@ class Run:
         *,
         again: bool = False,
     ) -> None:
+        training.check_idle()
         self._training, self._number = training, number
         # Those that write the ledger come first: a round is on record before anything else is done with it.
         self._callbacks = sorted(_checked(callbacks), key=lambda callback: not hasattr(callback, "charged"))
@@ -171,6 +184,8 @@ class Run:
 
     def __enter__(self) -> Run:
         with ExitStack() as on_error:
+            self._training.at_work = True
+            on_error.callback(self._ended)
             on_error.callback(self._guarantees.close)
             on_error.callback(self._draws.close)
             # What measures begins first: if it refuses, no run directory has been made.
@@ -193,6 +208,11 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing.__exit__(kind, error, trace)
+
+    def _ended(self) -> None:
+        """The key of this run is held no more: only its run directory can go on with it."""
+        self._training.at_work = False
+        self._training.key.renew()
 
     @property
     def problem(self) -> Problem:

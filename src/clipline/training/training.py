@@ -26,7 +26,7 @@ from ..engine.gpu.programs.program_cache import ProgramCounts
 from ..engine.stacked.trainer import Stacked
 from ..engine.value_ranges import warn_of_ranges
 from ..engine.workers.torchrun import TorchrunBackend
-from ..errors import HopelessNoiseWarning, SettingError, refuse, shown
+from ..errors import HopelessNoiseWarning, RunError, SettingError, refuse, shown
 from ..federated.clip_controllers import ClipController, QuantileClip
 from ..federated.local_sgd import LocalSGD, LocalTraining, Loss, OnError
 from ..federated.mechanism import BandedMechanism, BandedNoise, GaussianMechanism, IndependentNoise
@@ -271,6 +271,7 @@ class Training:
             personal=personal,
         )
         self.key = streams.key
+        self.at_work = False  # in a run, which has a key of its own
         # Whether a round that is run again releases the same numbers. On a GPU its sum may round otherwise, and the
         # same noise twice would then show the difference: from the system such a round is another one, and charged.
         self.replays = noise_source == "seed" or self.problem.device.type == "cpu"
@@ -343,7 +344,7 @@ class Training:
 
     @property
     def programs(self) -> ProgramCounts:
-        """How many programs and recordings a GPU's steps have taken so far: compiled, loaded, recorded. Else zeros.
+        """How many programs and recordings a GPU's steps have taken so far: compiled, recorded. Else zeros.
 
         They depend on how many users were drawn together: the guarantee does not cover them.
         """
@@ -379,6 +380,14 @@ class Training:
         """
         return self._run(callbacks, state)
 
+    def check_idle(self) -> None:
+        """Refuse a second run beside one that is at work: it would take the key away from it."""
+        if self.at_work:
+            raise RunError(
+                "this Training is at work in a run, which a second one would take the key from",
+                "make another Training for it, or wait until the run has ended",
+            )
+
     def _run(self, callbacks: Sequence[Callback], state: TrainState | None, *, again: bool = False) -> TrainResult:
         if verdict(self.noise_norm) is Verdict.HOPELESS:
             warnings.warn(hopeless_text(self.noise_norm), HopelessNoiseWarning, stacklevel=3)
@@ -403,6 +412,7 @@ class Training:
         Example:
           >>> result = training.resume("runs/rides", [cl.Progress()])
         """
+        self.check_idle()
         directory, callbacks = directory_first(checked_path(path), callbacks)
         with closing(directory):
             return self._run(callbacks, directory.reopen(self), again=True)

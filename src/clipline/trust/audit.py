@@ -33,9 +33,9 @@ from ..errors import check_whole, refuse
 from ..federated.backend import CohortRequest, LocalTrainer
 from ..federated.clipping import UserUpdates
 from ..federated.local_sgd import LocalSGD
-from ..federated.sampling import Cohort, FixedSizeSampler, GroupedPoissonSampler, PoissonSampler
+from ..federated.sampling import Cohort, FixedSizeSampler, GroupedPoissonSampler, PoissonSampler, Sampler
 from ..privacy.guarantee import Guarantee
-from ..training.loop import draws_of, one_round
+from ..training.loop import released_rounds
 from ..training.options import Privacy
 from ..training.training import Training
 
@@ -107,22 +107,16 @@ def audit(training: Training, *, canaries: int = 1000, seed: int | None = None) 
             raise refuse(name, "given", "left out in an audit", f"audit the same training without {name}")
     flock = _Canaries(training.dim, secrets.randbits(64) if seed is None else seed)
     coins = np.random.default_rng([flock.seed, 1]).random(canaries) < 0.5
-    inside, outside = np.flatnonzero(coins), np.flatnonzero(~coins)
-    real = len(training.population)
+    inside, outside, real = np.flatnonzero(coins), np.flatnonzero(~coins), len(training.population)
     trainer = _WithCanaries(training.trainer, flock, real, inside)
     training.algorithm = replace(training.algorithm, sampler=_enlarged(training.algorithm.sampler, real, len(inside)))
     training.backend = SingleProcess(trainer)
     state = training.init()
     first, seen = state.returned.double().cpu(), torch.zeros(training.dim, dtype=torch.float64)
     rounds = training.affordable(state)
-    draws = draws_of(training, rounds)
-    try:
-        with training.backend.running():
-            for _ in range(rounds):
-                state, release = one_round(training.algorithm, state, draws, training.backend)
-                seen += release.mean.double().cpu() * (training.cohort_size / trainer.clip)
-    finally:
-        draws.close()
+    for after, release in released_rounds(training, rounds):
+        state = after
+        seen += release.mean.double().cpu() * (training.cohort_size / trainer.clip)
     claim = training.guarantee_of(state.ledger)
     alpha = (1 - CONFIDENCE) / 4  # two views, two methods
     views = []
@@ -219,9 +213,8 @@ class _Canaries:
     def cosines(self, count: int, vector: Numbers) -> Numbers:
         """(count,) with a vector."""
         unit = vector / max(float(np.linalg.norm(vector)), np.finfo(np.float64).tiny)
-        blocks = (range(start, min(start + _ROWS, count)) for start in range(0, count, _ROWS))
-        found: Numbers = np.concatenate([self.rows(block) @ unit for block in blocks])
-        return found
+        blocks = (range(count)[start : start + _ROWS] for start in range(0, count, _ROWS))
+        return np.concatenate([self.rows(block) @ unit for block in blocks])
 
 
 class _WithCanaries:
@@ -245,12 +238,12 @@ class _WithCanaries:
             yield Updates([Dense(0, updates)]), np.zeros(len(block), np.int64)
 
 
-def _enlarged(sampler: Any, users: int, more: int) -> Any:
+def _enlarged(sampler: Sampler, users: int, more: int) -> Sampler:
     """The sampler for so many more users, at the same rate. A fixed size is drawn from all of them."""
     if isinstance(sampler, PoissonSampler):
         return replace(sampler, users=users + more)
     if isinstance(sampler, GroupedPoissonSampler):
-        return replace(sampler, groups=np.concatenate([sampler.groups, np.arange(more) % sampler.bands]))
+        return replace(sampler, groups=np.append(sampler.groups, np.arange(more) % sampler.bands))
     assert isinstance(sampler, FixedSizeSampler)
     return replace(sampler, population_size=users + more)
 
@@ -277,18 +270,16 @@ def draw_audit(found: Audited, path: Path) -> None:
     from ..plotting import ACCENT, PALETTE, new_figure, save_figure
 
     figure, axes = new_figure(1, len(found.views), width=8.0, height=3.2)
-    scale = math.sqrt(found.dim)
     for axis, view in zip(axes, found.views, strict=True):
-        both = np.concatenate([view.inside, view.outside]) * scale
-        bins = np.linspace(min(both.min(), -3.0), max(both.max(), 3.0), 41).tolist()
-        for cosines, name, colour in (
-            (view.outside, "canaries left out", PALETTE[0]),
-            (view.inside, "canaries trained on", ACCENT),
-        ):
-            axis.hist(
-                cosines * scale, bins, density=True, histtype="stepfilled", color=colour, alpha=0.45, label=name,
-                edgecolor=colour,
-            )  # fmt: skip
+        shown = {
+            "canaries left out": (view.outside * math.sqrt(found.dim), PALETTE[0]),
+            "canaries trained on": (view.inside * math.sqrt(found.dim), ACCENT),
+        }
+        both = np.concatenate([cosines for cosines, _ in shown.values()])
+        bins = np.linspace(min(both.min(), -3.0), max(both.max(), 3.0), 41)
+        for name, (cosines, colour) in shown.items():
+            kind: Any = {"histtype": "stepfilled", "color": colour, "edgecolor": colour, "alpha": 0.45, "label": name}
+            axis.hist(cosines, bins.tolist(), density=True, **kind)
         places = np.linspace(bins[0], bins[-1], 300)
         axis.plot(
             places, np.exp(-(places**2) / 2) / math.sqrt(2 * math.pi), color="0.2", lw=1, label="any other direction"

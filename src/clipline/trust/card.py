@@ -126,7 +126,11 @@ def statement(facts: Facts) -> str:
     """One page for the person who signs."""
     promise, found = facts.guarantee, facts.found
     unit = "example" if promise.example_level else "user"
-    attacks = "".join(f"| {rate:g} | {_at_most(facts.curve.true_positives(rate))} |\n" for rate in FALSE_POSITIVES)
+    found_out = {rate: rounded_up(min(facts.curve.true_positives(rate), 1.0), 3) for rate in FALSE_POSITIVES}
+    attacks = "".join(f"| {rate:g} | {share} |\n" for rate, share in found_out.items())
+    named, count = "; ".join(promise.statistics), len(promise.statistics)
+    statistics = f" and {count} private statistics" if count else ""
+    prepared = f" So do the private statistics that prepared it: {named}." if count else ""
     seed = "* Who knows the seed can subtract the noise. Keep settings.toml secret, or delete its seed.\n"
     return f"""# Privacy statement for {facts.name}
 
@@ -142,7 +146,7 @@ conclude changes by a factor of at most e^{promise.epsilon_text}, but for a prob
 | neighbouring data sets | {promise.relation.phrase_for(unit)} |
 | sampling | {facts.sampling} |
 | population | {facts.population} |
-| releases charged | {promise.rounds} rounds{_statistics(promise)} |
+| releases charged | {promise.rounds} rounds{statistics} |
 | mechanism | {facts.noise} |
 | epsilon by privacy-loss and by Renyi accounting | {promise.epsilon:.6g} and {found.renyi:.6g} |
 | Gaussian-DP mu, with its regret | {rounded_up(facts.curve.mu, 6)}, {rounded_up(facts.curve.regret, 3)} |
@@ -162,7 +166,7 @@ attacker accuses a share by mistake. Of those who did, the attacker finds at mos
 {attacks}
 ## What is added up
 
-All rounds of this training compose, by the releases in ledger.jsonl.{_statistics_sentence(promise)}
+All rounds of this training compose, by the releases in ledger.jsonl.{prepared}
 Choosing settings by other trainings on the same data costs privacy too. It is **not** in this number, unless those
 trainings are added to it. Settings that were chosen on public or generated data cost nothing.
 
@@ -189,7 +193,8 @@ trainings are added to it. Settings that were chosen on public or generated data
 def hugging_face(facts: Facts) -> str:
     """A model card with the front matter of Hugging Face."""
     card = facts.found.files.card
-    metrics = "".join(f"| {name} | {_metric(value)} |\n" for name, value in card.get("metrics", {}).items())
+    values = {name: "not finite" if one is None else f"{one:.4g}" for name, one in card.get("metrics", {}).items()}
+    metrics = "".join(f"| {name} | {value} |\n" for name, value in values.items())
     measured = card.get("facts", {}).get("measured_on", "see the run")
     fields = "".join(
         f"* `{name}`: {one['dtype']}, shape {tuple(one['shape'])} for each example\n"
@@ -299,23 +304,6 @@ def _yaml(entries: Mapping[str, Any], indent: str = "") -> str:
         else:
             lines += f"{indent}{name}: {json.dumps(value, ensure_ascii=False)}\n"
     return lines
-
-
-def _statistics(promise: Guarantee) -> str:
-    return f" and {len(promise.statistics)} private statistics" if promise.statistics else ""
-
-
-def _statistics_sentence(promise: Guarantee) -> str:
-    names = "; ".join(promise.statistics)
-    return f" So do the private statistics that prepared it: {names}." if names else ""
-
-
-def _at_most(share: float) -> str:
-    return rounded_up(min(share, 1.0), 3)
-
-
-def _metric(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4g}"
 
 
 def _clip(settings: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ engine. `tests/trust/test_mutations.py` breaks the code in known ways, and each 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import tempfile
@@ -33,15 +32,16 @@ from ..errors import RunError
 from ..federated.backend import CohortRequest
 from ..federated.clip_controllers import FixedClip, QuantileClip
 from ..federated.local_sgd import Batch, LocalSGD, LocalTraining, Loss
-from ..federated.mechanism import GaussianMechanism, Release
+from ..federated.mechanism import GaussianMechanism
 from ..federated.round import TrainState
 from ..federated.sampling import Cohort, FixedSizeSampler, GroupedPoissonSampler, PoissonSampler
 from ..privacy.accountant import account, account_renyi, delta_at
 from ..privacy.events import GaussianEvent, NoSampling, PoissonSampling
 from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
+from ..random.normal_numbers import KeyedNormal
 from ..training.callbacks import Callback
-from ..training.loop import draws_of, one_round
+from ..training.loop import released_rounds
 from ..training.options import Compute, Privacy
 from ..training.result import RoundReport
 from ..training.run_directory import RunDirectory
@@ -170,46 +170,44 @@ def _one_thread() -> Iterator[None]:
 # Made-up users and what to do with them
 
 
-class _Line(nn.Module):
-    """y = w x + b, from parameters that are not zero. The scalar is clipped with the rest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([0.5, -0.25, 1.0], dtype=torch.float64))
-        self.b = nn.Parameter(torch.tensor([0.125], dtype=torch.float64))
+def _line_model() -> nn.Module:
+    """Y = w x + b, from parameters that are not zero. The scalar is clipped with the rest."""
+    model = nn.Linear(3, 1, dtype=torch.float64)
+    model.load_state_dict({"weight": torch.tensor([_WEIGHTS]), "bias": torch.tensor([_BIAS])})
+    return model
 
 
-def _line_loss(model: Any, batch: Batch) -> Tensor:
-    x = torch.stack([batch["x0"], batch["x1"], batch["x2"]], dim=1).double()  # a file of whole numbers holds integers
-    losses: Tensor = 0.5 * (x @ model.w + model.b - batch["y"]).square()
+def _squares(model: Any, batch: Batch, dtype: torch.dtype = torch.float64) -> Tensor:
+    x = torch.stack([batch["x0"], batch["x1"], batch["x2"]], dim=1).to(dtype)  # a file of whole numbers holds integers
+    losses: Tensor = 0.5 * (model(x).squeeze(1) - batch["y"]).square()
     return losses
 
 
+_WEIGHTS, _BIAS = [0.5, -0.25, 1.0], 0.125
 _RATE = 0.1
 
 
 def _line_by_hand(user: Mapping[str, NDArray[Any]]) -> Numbers:
     """The update of one step over all examples: minus the rate times the mean gradient."""
     x = np.stack([user["x0"], user["x1"], user["x2"]], axis=1)
-    residual = x @ [0.5, -0.25, 1.0] + 0.125 - user["y"]
+    residual = x @ _WEIGHTS + _BIAS - user["y"]
     return -_RATE * np.append((residual[:, None] * x).mean(axis=0), residual.mean())
 
 
 def line() -> Subject:
     """Users of a line. "huge" overflows half precision in the scalar alone, and "tiny" would vanish there."""
-    rng = np.random.default_rng(7)
-
-    def drawn(count: int) -> dict[str, NDArray[Any]]:
-        return {name: rng.normal(size=count) for name in ("x0", "x1", "x2", "y")}
-
-    zeros = np.zeros(2)
+    still = dict.fromkeys(("x0", "x1", "x2"), np.zeros(2))
     users = {
-        "ada": drawn(3), "bea": drawn(1), "huge": {"x0": zeros, "x1": zeros, "x2": zeros, "y": zeros + 1e7},
-        "kim": drawn(4), "lee": drawn(2), "tiny": {"x0": zeros, "x1": zeros, "x2": zeros, "y": zeros + 0.12501},
-        "zoe": drawn(5),
+        **_drawn({"ada": 3, "bea": 1, "kim": 4, "lee": 2, "zoe": 5}),
+        "huge": {**still, "y": np.full(2, 1e7)}, "tiny": {**still, "y": np.full(2, 0.12501)},
     }  # fmt: skip
     local = LocalSGD(lr=_RATE, batch_size=64)
-    return Subject(_Line, _line_loss, users, ["huge", "kim"], local, clip=0.05, by_hand=_line_by_hand)
+    return Subject(_line_model, _squares, users, ["huge", "kim"], local, clip=0.05, by_hand=_line_by_hand)
+
+
+def _drawn(sizes: Mapping[str, int]) -> dict[str, dict[str, NDArray[Any]]]:
+    rng = np.random.default_rng(7)
+    return {user: {name: rng.normal(size=size) for name in ("x0", "x1", "x2", "y")} for user, size in sizes.items()}
 
 
 def _by_hand(subject: Subject, users: Sequence[str], clip: float) -> Numbers:
@@ -223,19 +221,28 @@ def _by_hand(subject: Subject, users: Sequence[str], clip: float) -> Numbers:
     return total
 
 
-def _write(path: Path, users: Users) -> Path:
-    """A table of these users, as the file's name ends. Rows of users alternate, so that they have to be grouped."""
-    names = np.repeat([*users], [len(next(iter(one.values()))) for one in users.values()])
-    order = np.argsort(np.concatenate([np.arange(np.sum(names == name)) for name in users]), kind="stable")
+def _columns(users: Users) -> dict[str, NDArray[Any]]:
+    """Users and fields, a row an example. Rows of users alternate, so that they have to be grouped."""
+    sizes = [len(next(iter(one.values()))) for one in users.values()]
+    order = np.argsort(np.concatenate([*map(np.arange, sizes)]), kind="stable")
     fields = {name: np.concatenate([one[name] for one in users.values()])[order] for name in next(iter(users.values()))}
+    return {"user": np.repeat([*users], sizes)[order], **fields}
+
+
+def _population(users: Users) -> Population:
+    fields: dict[str, Any] = _columns(users)
+    return Population.from_arrays(fields.pop("user"), **fields)
+
+
+def _write(path: Path, users: Users) -> Path:
+    """A table of these users, as the file's name ends."""
     if path.suffix == ".npz":
-        np.savez(path, user=names[order], **fields)  # type: ignore[arg-type]
+        np.savez(path, **_columns(users))  # type: ignore[arg-type]
         return path
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    table = pa.table({"user": names[order], **fields})
-    (csv.write_csv if path.suffix == ".csv" else parquet.write_table)(table, path)
+    (csv.write_csv if path.suffix == ".csv" else parquet.write_table)(pa.table(_columns(users)), path)
     return path
 
 
@@ -244,9 +251,9 @@ def _training(subject: Subject, population: Population, **settings: Any) -> Trai
     given = {
         "rounds": 4, "cohort_size": 4, "local": subject.local, "clip": FixedClip(subject.clip or 1.0), "seed": 5,
         "privacy": Privacy(noise_multiplier=1.0, population_size=len(population), delta=1e-5),
-        "row_fields": subject.row_fields, "personal": subject.personal, "compute": Compute(), **settings,
+        "personal": subject.personal, **settings,
+        "compute": replace(settings.get("compute", Compute()), row_fields=subject.row_fields),
     }  # fmt: skip
-    given["compute"] = replace(given["compute"], row_fields=given.pop("row_fields"))
     torch.manual_seed(11)
     return Training(subject.make(), subject.loss, population, **given)
 
@@ -292,7 +299,7 @@ def _direction() -> tuple[Any, ...]:
     for start, step in ((1e-9, lr * quantile), (1e9, -lr * (1 - quantile))):
         clip = QuantileClip(quantile, start=start, lr=lr)
         training = _training(line(), people, clip=clip, privacy=privacy, cohort_size=len(people))
-        *_, (state, _) = _rounds(training, rounds)
+        *_, (state, _) = released_rounds(training, rounds)
         found.append(math.log(state.clip.clip / start) / (rounds * step))
     good = all(abs(one - 1) < 1e-9 for one in found)
     return good, f"steps up are {found[0]:.9g} and steps down {found[1]:.9g} times what the rule asks for"
@@ -302,14 +309,14 @@ def _divisor() -> tuple[Any, ...]:
     """Rounds with cohorts of other sizes than declared: sums by hand over the declared size, and charged as sampled."""
     subject, declared = line(), 3
     people = _population(subject.users)
-    names, worst, sizes = list(subject.users), 0.0, set[int]()
+    names, worst, sizes = sorted(subject.users), 0.0, set[int]()
     for seed in range(8):
         privacy = Privacy(noise_multiplier=0.0, count_stddev=0.0, population_size=len(people), delta=1e-5)
         clip = QuantileClip(0.5, start=0.05)
         training = _training(subject, people, seed=seed, cohort_size=declared, privacy=privacy, clip=clip)
         sampler = training.algorithm.sampler
         drawn = sampler.draw(training.problem.runs[0].streams.sampling(0)).users
-        ((_, release),) = _rounds(training, 1)
+        ((_, release),) = released_rounds(training, 1)
         wanted = _by_hand(subject, [names[place] for place in drawn], 0.05) / declared
         found = np.append(release.mean.numpy(), (release.fraction_within or 0.0) - 0.5)
         worst, sizes = max(worst, float(np.abs(found - wanted).max())), {*sizes, len(drawn)}
@@ -322,9 +329,8 @@ def _neighbours(folder: Path, subject: Subject, suffix: str, compute: Compute) -
 
     def made(name: str, users: Users, where: Compute = compute) -> Training:
         people = Population.from_table(_write(folder / f"{name}{suffix}", users), user="user")
-        return _training(
-            subject, people, compute=where, privacy=Privacy(noise_multiplier=1.0, population_size=8, delta=1e-5)
-        )
+        terms = Privacy(noise_multiplier=1.0, population_size=8, delta=1e-5)
+        return _training(subject, people, compute=where, privacy=terms)
 
     everybody = made("everybody", subject.users)
     clip = subject.clip or _clip_of(everybody)
@@ -353,31 +359,15 @@ def _clip_of(training: Training) -> float:
     return norm / 2
 
 
-class _Bend(nn.Module):
+def _bend(users: int = 24) -> Subject:
     """A small network in float32, where one bit of rounding would show."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(3, 24), nn.Linear(24, 1)
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 24), nn.ReLU(), nn.Linear(24, 1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.two(torch.relu(self.one(x))).squeeze(1)
-        return found
-
-
-def _bend_loss(model: Any, batch: Batch) -> Tensor:
-    x = torch.stack([batch["x0"], batch["x1"], batch["x2"]], dim=1)
-    losses: Tensor = 0.5 * (model(x) - batch["y"]).square()
-    return losses
-
-
-def _bend(users: int = 24) -> Subject:
-    rng = np.random.default_rng(3)
-    drawn = {
-        f"{place:02d}": {name: rng.normal(size=1 + place % 5) for name in ("x0", "x1", "x2", "y")}
-        for place in range(users)
-    }
-    return Subject(_Bend, _bend_loss, drawn, [], LocalSGD(lr=0.1, batch_size=2), clip=0.1)
+    drawn = _drawn({f"{place:02d}": 1 + place % 5 for place in range(users)})
+    loss = partial(_squares, dtype=torch.float32)
+    return Subject(make, loss, drawn, [], LocalSGD(lr=0.1, batch_size=2), clip=0.1)
 
 
 def _stacked(folder: Path, subject: Subject) -> tuple[Any, ...]:
@@ -457,7 +447,7 @@ def _failing_loss(model: Any, batch: Batch) -> Tensor:
         raise ValueError("a user's own error")
     if most == 2e6:
         raise torch.OutOfMemoryError("CUDA out of memory") if torch.cuda.is_available() else MemoryError
-    return _line_loss(model, batch)
+    return _squares(model, batch)
 
 
 def _errors() -> tuple[Any, ...]:
@@ -482,16 +472,13 @@ def _errors() -> tuple[Any, ...]:
 # Noise
 
 
-class _Still(nn.Module):
+def _still_model() -> nn.Module:
     """A model that nobody moves: what is released is noise."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(200, dtype=torch.float64))
+    return nn.Linear(200, 1, bias=False, dtype=torch.float64)
 
 
 def _still_loss(model: Any, batch: Batch) -> Tensor:
-    losses: Tensor = batch["y"] * (model.w * 0).sum()
+    losses: Tensor = batch["y"] * (model.weight * 0).sum()
     return losses
 
 
@@ -501,7 +488,7 @@ _COUNT = 0.6  # deviation of the count: Theorem 1 then asks for 1.8 on the updat
 def _still(**settings: Any) -> Training:
     """Everybody is in every round and within the clip, which falls by a tenth a round."""
     users = {name: {"y": np.ones(1)} for name in "abcd"}
-    subject = Subject(_Still, _still_loss, users, [], LocalSGD(lr=0.1, batch_size=1))
+    subject = Subject(_still_model, _still_loss, users, [], LocalSGD(lr=0.1, batch_size=1))
     terms = Privacy(noise_multiplier=1.0, count_stddev=_COUNT, delta=1e-5, noise_source=settings.pop("noise", "seed"))
     clip = QuantileClip(0.5, start=1e6, lr=0.2)
     return _training(subject, _population(users), **{"privacy": terms, "clip": clip, "rounds": 10**4, **settings})
@@ -510,7 +497,7 @@ def _still(**settings: Any) -> Training:
 def _numbers(training: Training, rounds: int) -> tuple[Numbers, Numbers, list[GaussianEvent]]:
     """Of released rounds: (rounds, 200) in units of the clip, (rounds,) of the count in users, and what was charged."""
     means, counts, events, state = [], [], [], training.init()
-    for after, release in _rounds(training, rounds):
+    for after, release in released_rounds(training, rounds):
         means.append(release.mean.numpy() * training.cohort_size / state.clip.clip)
         counts.append(((release.fraction_within or 0.0) - 1) * training.cohort_size)  # all four are within
         events.append(release.event)
@@ -565,7 +552,8 @@ def _samplers(more: int) -> tuple[Any, ...]:
     """How often each user, each pair and each size comes, against binomial laws; nobody comes twice."""
     from scipy.stats import binom
 
-    users, rounds, rng, said, passed = 60, 4000 * more, np.random.default_rng(1), [], True
+    users, rounds, said, passed = 60, 4000 * more, [], True
+    rngs = np.random.default_rng(1), KeyedNormal(bytes(32))  # as from a seed, and as without one
     identities = np.arange(users, dtype=np.uint64)
     for name, sampler, rate, turn in (
         ("Poisson", PoissonSampler(users, 6), 0.1, 1),
@@ -574,25 +562,21 @@ def _samplers(more: int) -> tuple[Any, ...]:
     ):
         came, twice = np.zeros((rounds, users), bool), 0
         for index in range(rounds):
-            drawn = sampler.draw(rng, index).users
+            drawn = sampler.draw(rngs[index // 120 % 2], index).users
             came[index, drawn] = True
             twice += len(drawn) - len(np.unique(drawn))
-        asked = rounds // turn
-        chance = BY_CHANCE / 3 / 200
-        low, high = binom.ppf([chance, 1 - chance], asked, rate)
-        passed &= not twice and bool(((low <= came.sum(axis=0)) & (came.sum(axis=0) <= high)).all())
+        counts = [(came.sum(axis=0), rounds // turn, rate)]
         if name == "fixed size":
             passed &= bool((came.sum(axis=1) == 6).all())
-        else:  # independent of each other and of the round before: pairs come as often as a coin says
-            steps, chances = ((came[1:] & came[:-1]), rate**2) if turn == 1 else (came[3:] & came[:-3], rate**2)
-            low, high = binom.ppf([chance, 1 - chance], (rounds - turn) // turn, chances)
-            passed &= bool(((low <= steps.sum(axis=0)) & (steps.sum(axis=0) <= high)).all())
+        else:  # independent of the round before, and of each other
+            counts.append(((came[turn:] & came[:-turn]).sum(axis=0), (rounds - turn) // turn, rate**2))
         if name == "Poisson":
-            low, high = binom.ppf([chance, 1 - chance], rounds, rate**2)
-            both = (came[:, 1:] & came[:, :-1]).sum(axis=0)
-            passed &= bool(((low <= both) & (both <= high)).all())
-        if turn == 3:
-            passed &= not bool((came[1:] & came[:-1]).any() or (came[2:] & came[:-2]).any())
+            counts.append(((came[:, 1:] & came[:, :-1]).sum(axis=0), rounds, rate**2))
+        for found, asked, wanted in counts:
+            low, high = binom.ppf([BY_CHANCE / 1000, 1 - BY_CHANCE / 1000], asked, wanted)
+            passed &= bool(((low <= found) & (found <= high)).all())
+        apart = [came[step:] & came[:-step] for step in range(1, turn)]  # nobody comes twice in a turn of the groups
+        passed &= not twice and not any(map(np.any, apart))
         said.append(f"{name} {came.mean() * turn / rate:.4f}")
     return passed, f"mean rate over what is accounted: {', '.join(said)}", BY_CHANCE
 
@@ -673,29 +657,8 @@ def _durable(folder: Path) -> tuple[Any, ...]:
         made().run([watches[1], RunDirectory(parts)])
         other = made().resume(parts, [watches[2]])
     late = [watch.late for watch in watches if watch.late]
-    lines = [json.loads(text) for text in (parts / LEDGER).read_text(encoding="utf-8").splitlines()]
+    lines = len((parts / LEDGER).read_text(encoding="utf-8").splitlines())
     same = torch.equal(one.state.params, other.state.params) and one.guarantee == other.guarantee
     said = "every round was on disk first" if not late else f"rounds {late[0]} were heard of before they were on disk"
-    ended = (
-        f"stopped after 3 rounds and resumed: {'the same' if same else 'another'} model, {len(lines)} rounds charged"
-    )
-    return not late and same and len(lines) == 8, f"{said}; {ended}"
-
-
-def _population(users: Users) -> Population:
-    ids = np.repeat([*users], [len(next(iter(one.values()))) for one in users.values()])
-    names = next(iter(users.values()))
-    fields: dict[str, Any] = {name: np.concatenate([one[name] for one in users.values()]) for name in names}
-    return Population.from_arrays(ids, **fields)
-
-
-def _rounds(training: Training, rounds: int) -> Iterator[tuple[TrainState, Release]]:
-    """The state after each round, and what it released: with the draws of a real run, without its files."""
-    state, draws = training.init(), draws_of(training, rounds)
-    try:
-        with training.backend.running():
-            for _ in range(rounds):
-                state, release = one_round(training.algorithm, state, draws, training.backend)
-                yield state, release
-    finally:
-        draws.close()
+    ended = f"stopped after 3 rounds and resumed: {'the same' if same else 'another'} model, {lines} rounds charged"
+    return not late and same and lines == 8, f"{said}; {ended}"

@@ -69,11 +69,8 @@ class Verified:
     def problems(self) -> tuple[str, ...]:
         """Also files that are missing or damaged."""
         found = [*self.files.problems, *_missing(self), *_damaged(self.path), *_guessed(self.files)]
-        found += [
-            *self.contradictions,
-            *_settings(self.files),
-            *(_metrics(self.files, self.guarantee) if self.finished else ()),
-        ]
+        found += [*self.contradictions, *_settings(self.files)]
+        found += _metrics(self.files, self.guarantee) if self.finished else ()
         return tuple(dict.fromkeys(found))
 
     @property
@@ -177,6 +174,7 @@ def _doubled(path: Path) -> Iterator[str]:
 
 def _terms(files: RunFiles, ledger: Ledger) -> Iterator[str]:
     """Whether noise and sampling are the same in ledger, settings and card, and noise is split by Theorem 1."""
+    rounds = [event for event in ledger.events if event.statistic is None]
     resolved = files.card.get("resolved")
     told = [(SETTINGS, files.notes)] + ([("the model's card", resolved)] if isinstance(resolved, dict) else [])
     for name, values in told:
@@ -186,41 +184,29 @@ def _terms(files: RunFiles, ledger: Ledger) -> Iterator[str]:
         if z is None or delta_z is None:
             yield f"{name} does not say how much noise there is"
             continue
-        precision = (delta_z**-2 if delta_z else math.inf) + (
-            0.0 if count is None else (2 * count) ** -2 if count else math.inf
-        )
+        parts = [delta_z] if count is None else [delta_z, 2 * count]
+        precision = sum(one**-2 if one else math.inf for one in parts)
         if z and not _alike(precision**-0.5, z):
             yield f"{name}: noise on updates and count comes to {precision**-0.5:.6g} by Theorem 1, and not to {z:.6g}"
-        for event in ledger.events:
-            if event.statistic is None and not _alike(event.noise_multiplier, z):
+        for event in rounds:
+            if not _alike(event.noise_multiplier, z):
                 yield f"{LEDGER} charges a noise multiplier of {event.noise_multiplier:g}, {name} has {z:g}"
-    cohort, users = _setting(files, "cohort_size"), _setting(files, "population_size") or files.notes.get("users")
-    if isinstance(cohort, int) and isinstance(users, int) and users > 0:
-        for event in ledger.events:
-            if event.statistic is None and not _drawn(event, cohort, users):
-                yield f"{LEDGER} charges {event.sampling}, {SETTINGS} has {cohort:,} of {users:,} users"
-    for name, bands in _bands(files):
-        for event in ledger.events:
-            if event.statistic is None and bands != getattr(event.sampling, "bands", 1):
+            if (bands := values.get("bands", 1)) != getattr(event.sampling, "bands", 1):
                 yield f"{LEDGER} charges {event.sampling}, {name} has {bands} bands of noise"
+    cohort, users = _setting(files, "cohort_size"), _setting(files, "population_size") or files.notes.get("users")
+    asked = files.settings.get("noise.bands", files.settings.get("bands"))
+    for event in rounds:
+        if isinstance(cohort, int) and isinstance(users, int) and users > 0 and not _drawn(event, cohort, users):
+            yield f"{LEDGER} charges {event.sampling}, {SETTINGS} has {cohort:,} of {users:,} users"
+        if isinstance(asked, int) and asked != getattr(event.sampling, "bands", 1):
+            yield f"{LEDGER} charges {event.sampling}, {SETTINGS} has {asked} bands of noise"
     about = files.card.get("settings")
     for name in ("rounds", "cohort_size"):
         if isinstance(about, dict) and about.get(name) != files.settings.get(name):
             yield f"{name} is {about.get(name)} in the model's card and {files.settings.get(name)} in {SETTINGS}"
-    if isinstance(resolved, dict):
-        for name, value in resolved.items():
-            if (noted := files.notes.get(name)) != value:
-                yield f"{name} is {value} in the model's card and {noted} in {SETTINGS}"
-
-
-def _bands(files: RunFiles) -> Iterator[tuple[str, object]]:
-    """How many bands the noise has, by each file that tells; independent noise, which has one, is not mentioned."""
-    yield SETTINGS, files.notes.get("bands", 1)
-    asked = files.settings.get("noise.bands", files.settings.get("bands"))
-    if isinstance(asked, int):
-        yield SETTINGS, asked
-    if isinstance(resolved := files.card.get("resolved"), dict):
-        yield "the model's card", resolved.get("bands", 1)
+    for name, value in resolved.items() if isinstance(resolved, dict) else ():
+        if (noted := files.notes.get(name)) != value:
+            yield f"{name} is {value} in the model's card and {noted} in {SETTINGS}"
 
 
 def _drawn(event: GaussianEvent, cohort: int, users: int) -> bool:
@@ -239,9 +225,8 @@ def _charged(files: RunFiles, ledger: Ledger) -> Ledger:
     covered, planned = files.card.get("guarantee", {}).get("rounds"), files.settings.get("rounds")
     updates = [event for event in ledger.events if event.statistic is None]
     stopped = files.card.get("stopped")
-    if not isinstance(covered, int) or len(updates) != 1:
-        return ledger
-    if stopped != "early" and not (stopped == "interrupted" and covered == planned):
+    early = stopped == "early" or (stopped == "interrupted" and covered == planned)
+    if not isinstance(covered, int) or len(updates) != 1 or not early:
         return ledger
     return ledger.add(ledger.next_event, max(0, min(covered, 1 << 40) - ledger.rounds))
 
@@ -349,17 +334,12 @@ def _settings(files: RunFiles) -> Iterator[str]:
 
 
 def _plan(files: RunFiles, guarantee: Guarantee) -> Iterator[str]:
-    """Where the settings ask for less epsilon than the rounds charged have."""
-    for name in ("epsilon", "max_epsilon"):
+    """Where the settings ask for less epsilon than the rounds charged have; a killed run may have released more."""
+    planned = _number(files.settings.get("rounds"))
+    for name in ("epsilon", "max_epsilon") if planned is None or guarantee.rounds <= planned else ():
         asked = _number(_setting(files, name))
-        if asked is not None and guarantee.epsilon > asked * (1 + _CLOSE) and guarantee.rounds <= _planned(files):
+        if asked is not None and guarantee.epsilon > asked * (1 + _CLOSE):
             yield f"{name} is {asked:g} in {SETTINGS}, and {LEDGER} comes to {guarantee.epsilon:.6g}"
-
-
-def _planned(files: RunFiles) -> float:
-    """How many rounds were asked for; a run that was killed may have released more."""
-    rounds = _number(files.settings.get("rounds"))
-    return math.inf if rounds is None else rounds
 
 
 def _setting(files: RunFiles, name: str) -> Any:

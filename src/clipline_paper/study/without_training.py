@@ -64,7 +64,9 @@ def track_quantile(
     state, clips = controller.init(), []
     for t in range(rounds):
         clips.append(state.clip)
-        norms = np.exp(streams.sampling(t).normal(log_mean, log_stddev, size=(cohort_size, 1)))
+        rng = streams.sampling(t)
+        assert isinstance(rng, np.random.Generator), "from a seed"
+        norms = np.exp(rng.normal(log_mean, log_stddev, size=(cohort_size, 1)))
         clipped = join_bit(*clip_rows(torch.from_numpy(norms), state.clip))
         total = ClippedSum(clipped.sum(dim=0), state.clip, PoissonSampling(1.0))
         state = controller.update(state, mechanism.release(total, streams.noise(t)))

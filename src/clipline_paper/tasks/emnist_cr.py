@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipline import Population
-from clipline.layers import MaxPool2d, PatchConv2d, keras_linear
+from clipline.layers import PatchConv2d, keras_linear
 from clipline.tasks import Batch, Counts, LoadedTask, TrainSettings, evaluator, initialised
 
 from ..paper_task import Fields, paper_task
@@ -26,7 +26,7 @@ class CharacterNet(nn.Module):
         super().__init__()
         self.conv1 = PatchConv2d(1, 32, 3, padding="valid")
         self.conv2 = PatchConv2d(32, 64, 3, padding="valid")
-        self.pool = MaxPool2d()
+        self.pool = nn.MaxPool2d(2)
         self.dropout1 = nn.Dropout(0.25)
         self.hidden = keras_linear(12 * 12 * 64, HIDDEN)
         self.dropout2 = nn.Dropout(0.5)

@@ -64,7 +64,7 @@ def test_a_user_whose_scale_is_0_takes_no_part_whatever_the_values(bad, device):
     for scale in ([2.0, 0.0], [0.0, 0.0]):
         updates.add_to(total.unsqueeze(0), torch.tensor(scale, dtype=torch.float64, device=device))
         assert torch.equal(total.cpu(), 2 * EXPECTED[0])
-    assert opened(aggregate([updates], 100.0, DIM)).tolist() == [*EXPECTED[0].tolist(), 0.0]
+    assert opened(aggregate([updates], 100.0, DIM, device=device)).tolist() == [*EXPECTED[0].tolist(), 0.0]
 
 
 @pytest.mark.parametrize("piece", [0, 1, 2])

@@ -117,7 +117,7 @@ def on_gpu(rounds, compiled_steps):
     settings = {"rounds": rounds, "cohort_size": 4, "local": LocalSGD(0.5, 4), "seed": 0, "noise_multiplier": 0.2}
     return flat_training(
         model, cross_entropies, population_of([9, 0, 4, 1, 6, 3, 7], features=16), engine="stacked", device="cuda",
-        delta=0.1, fast=FastParts(compiled_steps=compiled_steps, stored_programs=False), **settings,
+        delta=0.1, fast=FastParts(compiled_steps=compiled_steps), **settings,
     )  # fmt: skip
 
 

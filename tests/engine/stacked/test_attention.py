@@ -62,7 +62,6 @@ def test_users_with_adapters_get_the_same_update_stacked_and_one_by_one(name, dr
     loss = classes if name == "bert" else causal_lm_loss
     plain = one_by_one(model, loss, texts(), LocalSGD(0.5, batch_size=2), Streams(0))
     stack = Stacked(plain, 6)
-    assert "one product over all users' rows" in stack.in_words
     assert not plain.problem.draws_globally
     expected, found = rows_of(plain, USERS), rows_of(stack, USERS)
     assert expected.shape == (6, sum(p.numel() for p in model.parameters() if p.requires_grad))
@@ -87,8 +86,13 @@ def test_with_gradient_checkpointing_users_train_one_by_one_to_the_same_update()
 
 @needs_adapters
 @pytest.mark.filterwarnings("ignore")  # of torch's own tracing
-def test_the_program_that_a_gpu_compiles_is_the_same_step(uncompiled):
-    plain = one_by_one(with_lora(base("qwen2")), causal_lm_loss, texts(), LocalSGD(0.5, batch_size=2), Streams(0))
+def test_the_program_that_a_gpu_compiles_is_the_same_step(uncompiled, monkeypatch):
+    def token_losses(rows, weight, labels):  # our own operation goes user by user on cores
+        return F.cross_entropy(rows @ weight.T, labels, reduction="none")
+
+    monkeypatch.setattr("clipline.tasks.causal_lm.token_losses", token_losses)
+    model = with_lora(base("qwen2"))
+    plain = one_by_one(model, causal_lm_loss, texts(), LocalSGD(0.5, batch_size=2), Streams(0))
     stack = Stacked(plain, 6, compiled=True)
     expected = rows_of(plain, USERS)
     assert ((rows_of(stack, USERS) - expected).norm(dim=1) <= 1e-4 * expected.norm(dim=1)).all()

@@ -334,7 +334,12 @@ def test_an_operation_that_is_wrongly_on_a_list_is_found_by_the_trial(monkeypatc
     monkeypatch.setattr(rounding, "IN_FEW", rounding.IN_FEW | rounding.IN_WHOLE_REGISTERS)
     monkeypatch.setattr(rounding, "IN_WHOLE_REGISTERS", frozenset())
     stack = Stacked(of_silu(), 10)
-    assert (stack._grain, stack.rounds_by_company) == (32, "")  # 8 were tried and found to be too few
+    assert stack.rounds_by_company == ""
+    if stack._grain == 8:  # a processor that rounds this model alike in stacks of 8
+        users = np.arange(20)
+        assert torch.equal(rows_of(stack, users[1:]), rows_of(stack, users)[1:])
+    else:
+        assert stack._grain == 32  # 8 were tried and found to be too few
 
 
 @pytest.mark.parametrize("coupling", ["place", "number", "company"])

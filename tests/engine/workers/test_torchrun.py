@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 import tomllib
+from datetime import timedelta
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from samples import ROOT
+from samples import LOCAL, ROOT, cross_entropy, flat_training, linear_model, small_population
 
 from clipline.cli.train import resolve, run
 from clipline.engine.workers import torchrun
@@ -148,6 +149,7 @@ STOPPED = """
 import os, signal, sys, torch
 sys.path[:0] = {path!r}
 import clipline.engine.workers.transport as transport
+from clipline import RunDirectory
 from samples import LOCAL, Observer, cross_entropy, flat_training, linear_model, small_population
 rank, in_share, transport.SILENCE = int(sys.argv[1]), sys.argv[2] == "share", 0.5
 def stop(*args):
@@ -161,7 +163,7 @@ if rank and not in_share:
 training = flat_training(linear_model(), loss, small_population(60), rounds=2, cohort_size=20, local=LOCAL, seed=1,
                          noise_multiplier=0.5, workers="torchrun", engine="one-by-one")
 try:
-    training.run() if training.leads else training.serve()
+    training.run([RunDirectory("run")]) if training.leads else training.serve()
 except Exception as error:
     print(error, file=sys.stderr, flush=True)
     os.kill(int(sys.stdin.readline()), signal.SIGKILL)
@@ -170,12 +172,41 @@ except Exception as error:
 
 
 @pytest.mark.parametrize(("moment", "named"), [("share", "worker 1 of 2"), ("reduce", "a worker of 2")])
-def test_a_stopped_rank_is_named(tmp_path, moment, named):
+def test_a_stopped_rank_is_named_and_the_run_can_be_resumed_without_it(tmp_path, moment, named):
     script = STOPPED.format(path=[str(ROOT / "tests")])
     (code, text), (ended, _) = pair(tmp_path, ["-c", script, "0", moment], ["-c", script, "1", moment])
     assert code == 5
     assert ended == -signal.SIGKILL
     assert f"{named} was silent for" in text
+
+    def made():
+        return flat_training(
+            linear_model(), cross_entropy, small_population(60), rounds=2, cohort_size=20, local=LOCAL, seed=1,
+            noise_multiplier=0.5, engine="one-by-one",
+        )  # fmt: skip
+
+    resumed, whole = made().resume(tmp_path / "run"), made().run()
+    assert resumed.guarantee == whole.guarantee
+    assert torch.equal(resumed.state.params, whole.state.params)
+
+
+def test_a_group_of_gpus_ends_a_process_that_waits_for_another_too_long(monkeypatch):
+    made = {}
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: False)
+    monkeypatch.setattr(
+        "torch.distributed.init_process_group", lambda backend, timeout: made.update({backend: timeout})
+    )
+    monkeypatch.setattr("torch.distributed.new_group", lambda backend, timeout: made.update({backend: timeout}))
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    monkeypatch.setattr(torchrun, "_of_gpus", [])
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    torchrun.join_group()
+    assert made["nccl"] == timedelta(hours=1)
+    assert made["gloo"] > timedelta(days=1)  # the others wait while rank 0 measures
 
 
 def test_joining_leaves_the_callers_hook_for_errors(monkeypatch):

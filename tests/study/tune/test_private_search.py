@@ -60,6 +60,7 @@ def test_every_candidate_is_run_once_where_all_are_charged(tmp_path):
     runs = draw_runs(tmp_path, 9, "composition", "a run")
     assert [number for number, _ in runs] == list(range(9))
     assert len({seed for _, seed in runs}) == 9
+    assert 2**200 < max(seed for _, seed in runs) < 2**256  # fails once in 2^500
     assert draw_runs(tmp_path, 9, "composition", "a run") == runs  # kept
     assert stat.S_IMODE((tmp_path / "drawn.json").stat().st_mode) == 0o600
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700  # records of runs hold seeds too

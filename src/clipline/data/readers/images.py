@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import PopulationError, check_choice, check_whole, refuse
+from ...errors import PopulationError, check_whole, refuse
+from ..chunks import is_file
 from .tables import whole_table
 
 _MODES = {1: "L", 3: "RGB"}  # Pillow's names
@@ -21,24 +21,27 @@ def read_images(folder: str | Path, files: Sequence[Any], size: tuple[int, int],
     """The pictures at these paths inside the folder: (files, channels, height, width) uint8, 0 to 255.
 
     PNG and JPEG. A picture of another size is scaled to `size`, (height, width), and one with other colours converted
-    to grey (1 channel) or RGB (3). A path that leads out of the folder, a file that is missing, damaged or of another
-    kind is refused, by its place in the table and not by its name, which may say who is on it.
+    to grey (1 channel) or RGB (3). A file that is missing, damaged or of another kind is refused, by its place in the
+    table and not by its name, which may say who is on it.
     """
-    image = _pillow()
-    root, (height, width), mode = _folder(folder), _checked_size(size), _mode(channels)
-    try:
-        pictures = np.empty((len(files), channels, height, width), np.uint8)
-    except (MemoryError, ValueError):
-        raise PopulationError(
-            f"{len(files)} pictures of {channels} x {height} x {width} bytes do not fit into memory: lower size"
-        ) from None
+    image, root, mode = _pillow(), Path(folder), _MODES.get(channels)
+    if mode is None:
+        raise refuse("channels", channels, "1 (grey) or 3 (RGB)", "give channels=3, say")
+    if not root.is_dir():
+        raise PopulationError(f"folder={str(folder)!r} is no folder: give the one that holds the pictures")
+    if not isinstance(size, tuple | list) or len(size) != 2:
+        raise refuse("size", size, "(height, width), in pixels", "give size=(28, 28), say")
+    way_out = "give the pixels that the model takes, such as 28"
+    height, width = (check_whole("size", one, at_least=1, at_most=1 << 14, way_out=way_out) for one in size)
+    pictures = np.empty((len(files), channels, height, width), np.uint8)
     for place, file in enumerate(files):
-        path = _inside(root, file, place)
+        if not isinstance(file, str | Path) or not is_file(root / file):
+            raise PopulationError(
+                f"picture {place + 1} is not in the folder {str(root)!r}: copy it there, or leave its row out"
+            )
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", image.DecompressionBombWarning)  # a small file that fills the memory
-                with image.open(path, formats=_KINDS) as opened:
-                    picture = opened.convert(mode).resize((width, height), image.Resampling.BILINEAR)
+            with image.open(root / file, formats=_KINDS) as opened:
+                picture = opened.convert(mode).resize((width, height), image.Resampling.BILINEAR)
         except Exception as error:  # Pillow's decoders fail in many ways, and quote the path
             raise PopulationError(
                 f"picture {place + 1} of {len(files)} cannot be read as PNG or JPEG ({type(error).__name__}): copy it "
@@ -77,36 +80,3 @@ def _pillow() -> Any:
             "Population.from_arrays"
         ) from None
     return Image
-
-
-def _folder(folder: str | Path) -> Path:
-    root = Path(folder)
-    if not root.is_dir():
-        raise PopulationError(f"folder={str(folder)!r} is no folder: give the one that holds the pictures")
-    return root.resolve()
-
-
-def _checked_size(size: object) -> tuple[int, int]:
-    if not isinstance(size, tuple | list) or len(size) != 2:
-        raise refuse("size", size, "(height, width), in pixels", "give size=(28, 28), say")
-    way_out = "give the pixels that the model takes, such as 28"
-    height, width = (check_whole("size", one, at_least=1, at_most=1 << 14, way_out=way_out) for one in size)
-    return height, width
-
-
-def _mode(channels: object) -> str:
-    check_choice("channels", str(channels), [str(one) for one in _MODES])
-    return _MODES[int(str(channels))]
-
-
-def _inside(root: Path, file: Any, place: int) -> Path:
-    """The file's path, links followed; refused if it leads out of the folder or to nothing."""
-    where = f"picture {place + 1}"
-    if not isinstance(file, str | Path) or not str(file) or "\0" in str(file):
-        raise PopulationError(f"{where} has no path but {type(file).__name__}: give the path inside the folder")
-    path = (root / file).resolve()
-    if not path.is_relative_to(root):
-        raise PopulationError(f"{where} has a path out of the folder {str(root)!r}: give paths inside it")
-    if not path.is_file():
-        raise PopulationError(f"{where} is not in the folder {str(root)!r}: copy it there, or leave its row out")
-    return path

@@ -6,15 +6,11 @@ import csv
 import io
 import json
 import lzma
-import math
 import re
-import sys
-import zipfile
-import zlib
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +18,12 @@ from numpy.typing import NDArray
 from ...errors import PopulationError
 from ..chunks import (
     CHUNK_BYTES,
-    ROW_BYTES,
     FieldChunk,
     Progress,
     Text,
     columns_of,
     existing_file,
     no_progress,
-    row_bytes,
-    row_too_long,
     short,
 )
 from ..column_options import NO_OPTIONS, ColumnOptions
@@ -44,7 +37,6 @@ _SEPARATORS = (b",", b";", b"\t")  # of CSV, the usual one first
 _DECIMAL_COMMA = r"^\s*[-+]?\d+,\d+\s*$"
 _QUOTED = rb'"[^"]*+(?:""[^"]*+)*+"'  # a value of CSV, where it stands at the start of a cell
 CSV_BYTES = 1 << 20  # of a block of CSV, of which Arrow reads some dozens ahead; a row has no more
-_ROW_BYTES = 16 << 20  # of a row of other tables
 _OPEN_QUOTE = "a quote opens a value of CSV and is never closed"
 _WAY_OUT = f"give a file that ends in {', '.join(_KINDS)}; .csv, .tsv and .jsonl also with {', '.join(_CODECS)}"
 
@@ -89,7 +81,6 @@ def whole_table(path: str | Path, options: ColumnOptions = NO_OPTIONS, *, as_tex
     file = existing_file(path)
     try:
         if kind == ".parquet" and codec is None:
-            _parquet_bytes(file, pq.read_metadata(file))
             return pq.read_table(file)
         if kind in (".csv", ".jsonl"):
             with file.open("rb") as raw, _opened(raw, codec) as stream:
@@ -145,13 +136,11 @@ def _parquet(
             names = columns_of(repr(str(file)), table.schema_arrow.names, user_column, fields)
             options.check_columns(names)
             check_length_fields(names, options)
-            total, size, rows, limit = table.metadata.num_rows, file.stat().st_size, 0, row_bytes(_ROW_BYTES)
-            width = _parquet_bytes(file, table.metadata, {user_column, *names}) // max(total, 1)
+            total, size, rows = table.metadata.num_rows, file.stat().st_size, 0
+            width = _parquet_bytes(table, {user_column, *names}) // max(total, 1)
             width += 8 * sum(options.lengths.values())
             at_once = max(1, min(65536, CHUNK_BYTES // max(width, 1)))
             for batch in table.iter_batches(at_once, columns=[user_column, *names], use_threads=False):
-                if batch.nbytes > limit and any(batch.slice(i, 1).nbytes > limit for i in range(batch.num_rows)):
-                    raise row_too_long(f"a row of {str(file)!r}", limit)
                 part = validated(batch, [user_column, *names])
                 yield arrow_chunk(repr(str(file)), part, user_column, names, text, options, rows)
                 rows += batch.num_rows
@@ -160,21 +149,16 @@ def _parquet(
         raise PopulationError(f"{str(file)!r} cannot be read as Parquet ({short(error)}): copy it again") from None
 
 
-def _parquet_bytes(file: Path, metadata: Any, wanted: set[str] | None = None) -> int:
-    """About what some or all columns take in memory: a long run of one value is short in the file.
-
-    Refused before anything is read: a group whose rows have more bytes than the limit on average.
-    """
-    total, limit = 0, row_bytes(_ROW_BYTES)
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        size = 0
-        for column in map(group.column, range(group.num_columns)):
+def _parquet_bytes(table: Any, wanted: set[str]) -> int:
+    """About what these columns take in memory: a long run of one value is short in the file."""
+    total, every = 0, range(table.metadata.num_columns)
+    for number in range(table.num_row_groups):
+        # No rows: what is wrong with a column is an exception here, and ends the process in `column` below (26.0.1).
+        next(table.reader.iter_batches(0, row_groups=[number], column_indices=every, use_threads=False), None)
+        for column in map(table.metadata.row_group(number).column, every):
             name = column.path_in_schema  # of lists `x.list.element`
-            if wanted is None or name in wanted or name.partition(".")[0] in wanted:
-                size += max(8 * column.num_values, column.total_uncompressed_size)
-        if size > limit * group.num_rows:
-            raise row_too_long(f"a row of {str(file)!r}", limit)
-        total += size
+            if name in wanted or name.partition(".")[0] in wanted:
+                total += max(8 * column.num_values, column.total_uncompressed_size)
     return total
 
 
@@ -253,8 +237,7 @@ def _rows(stream: Any, as_text: set[str], file: Path) -> Iterator[Any]:
     import pyarrow.csv
 
     lines = _Csv(stream)
-    limit = row_bytes(CSV_BYTES)
-    whole = pyarrow.csv.ReadOptions(use_threads=False, block_size=limit)
+    whole = pyarrow.csv.ReadOptions(use_threads=False, block_size=CSV_BYTES)
     parsed = pyarrow.csv.ParseOptions(delimiter=lines.delimiter, newlines_in_values=True)
     typed = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(as_text, pa.string()))
     names: list[str] = []
@@ -270,8 +253,8 @@ def _rows(stream: Any, as_text: set[str], file: Path) -> Iterator[Any]:
             raise _mixed(file, names[int(found[1])], f"line {found[2]}") from None
         if "straddling" in str(error):
             raise PopulationError(
-                f"{str(file)!r} cannot be read ({_OPEN_QUOTE}, or a row has more than {limit} bytes): mend it; the "
-                f"environment variable {ROW_BYTES} sets the limit for a row"
+                f"{str(file)!r} cannot be read ({_OPEN_QUOTE}, or a row has more than {CSV_BYTES} bytes): mend it, "
+                "or convert it to Parquet"
             ) from None
         raise
     if any(value not in (None, "") for value in batch.slice(batch.num_rows - 1).to_pylist()[0].values()):
@@ -317,8 +300,7 @@ def _objects(stream: Any, file: Path, every_key: bool = False) -> Iterator[Any]:
     import pyarrow as pa
 
     lines, kinds, before, done = io.BufferedReader(stream), dict[str, Any](), 0, 0
-    limit = row_bytes(_ROW_BYTES)
-    for block in _blocks(lines, limit, file):
+    for block in _blocks(lines):
         rows = [_object(line, file, number) for number, line in enumerate(block, done + 1) if line.strip()]
         done += len(block)
         for name in dict.fromkeys(key for row in rows for key in row):
@@ -338,19 +320,9 @@ def _objects(stream: Any, file: Path, every_key: bool = False) -> Iterator[Any]:
             yield pa.RecordBatch.from_pydict(columns)
 
 
-def _blocks(lines: Any, limit: int, file: Path) -> Iterator[list[bytes]]:
-    """Lines, some at a time, as they take far more as Python objects; one of more bytes than the limit is refused."""
-    block, size, done = list[bytes](), 0, 0
-    while line := lines.readline(limit + 1):
-        done += 1
-        if len(line) > limit:
-            raise row_too_long(f"line {done} of {str(file)!r}", limit)
-        block.append(line)
-        size += len(line)
-        if size >= CHUNK_BYTES // 4:
-            yield block
-            block, size = [], 0
-    if block:
+def _blocks(lines: Any) -> Iterator[list[bytes]]:
+    """Lines, some at a time, as they take far more as Python objects."""
+    while block := lines.readlines(CHUNK_BYTES // 4):
         yield block
 
 
@@ -447,91 +419,40 @@ def _opened(raw: Any, codec: str | None) -> Any:
     return plain if codec is None else pa.CompressedInputStream(plain, codec)
 
 
-class _Member:
-    """One array inside an archive, read from its beginning on."""
-
-    def __init__(self, file: IO[bytes], name: str) -> None:
-        self.file, self.name = file, name
-        try:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            self.shape, fortran, self.dtype = read(file)
-        except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways
-            raise ValueError(f"{name} has a damaged header, {short(error)}") from None
-        if min(self.shape, default=0) < 0:
-            raise ValueError(f"{name} has shape {self.shape}")
-        if fortran and len(self.shape) > 1:
-            raise ValueError(f"{name} is stored by columns, save it with np.ascontiguousarray")
-        if self.dtype.hasobject:
-            raise ValueError(f"{name} holds Python objects, save numbers or fixed-width text")
-        self.rows = self.shape[0] if self.shape else 0
-        self.width = self.dtype.itemsize * math.prod(self.shape[1:])
-        if self.rows and self.width > (limit := row_bytes(_ROW_BYTES)):
-            raise row_too_long(f"a row of {name}", limit)
-
-    def take(self, rows: int) -> NDArray[Any]:
-        """The next rows."""
-        data = self.file.read(rows * self.width)
-        if len(data) < rows * self.width:
-            raise EOFError(f"{self.name} ends early")
-        if self.dtype.kind == "U" and np.frombuffer(data, self.dtype.byteorder + "u4").max(initial=0) > sys.maxunicode:
-            raise ValueError(f"{self.name} holds letters that do not exist")
-        return np.frombuffer(data, self.dtype).reshape(rows, *self.shape[1:])
-
-
 def _npz(
     file: Path, user_column: str, fields: Sequence[str] | None, text: Text | None, options: ColumnOptions,
     progress: Progress,
 ) -> Iterator[FieldChunk]:  # fmt: skip
-    """The rows of an archive of equally long arrays; `progress` counts bytes of the file."""
-    size, done = file.stat().st_size, 0
-    try:
-        with zipfile.ZipFile(file) as archive, ExitStack() as stack:
-            known = [name.removesuffix(".npy") for name in archive.namelist()]
-            names = columns_of(repr(str(file)), known, user_column, fields)
-            options.check_columns(names)
-            check_length_fields(names, options)
-            members = {
-                name: _Member(stack.enter_context(archive.open(f"{name}.npy")), name) for name in (user_column, *names)
-            }
-            total = members[user_column].rows
-            for name, member in members.items():
-                if member.rows != total:
-                    raise PopulationError(
-                        f"{str(file)!r} has {member.rows} rows of {name!r} but {total} of {user_column!r}: "
-                        "give arrays of equal length, or choose some with fields"
-                    )
-            widest = sum(member.width for member in members.values()) + 8 * sum(options.lengths.values())
-            at_once = max(1, CHUNK_BYTES // max(1, widest))
-            while done < total:
-                rows = min(at_once, total - done)
-                arrays: dict[str, Field] = {}
-                for name in names:
-                    arrays |= _fields_of_member(name, members[name].take(rows), text, options)
-                yield members[user_column].take(rows), arrays
-                done += rows
-                progress(size * done // total, size)
-    except (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, PopulationError):
-            raise
-        raise PopulationError(f"{str(file)!r} cannot be read as NPZ ({short(error)}): save it again") from None
+    """The rows of an archive of equally long arrays, all at once."""
+    arrays = _members(file)
+    names = columns_of(repr(str(file)), list(arrays), user_column, fields)
+    options.check_columns(names)
+    check_length_fields(names, options)
+    made: dict[str, Field] = {}
+    for name in names:
+        made |= _fields_of_member(name, arrays[name], text, options)
+    yield arrays[user_column], made
+    progress(file.stat().st_size, file.stat().st_size)
 
 
 def _npz_schema(file: Path) -> Any:
-    """The arrays of an archive as an Arrow schema, from their headers alone; what has no place in a column is null."""
+    """The arrays of an archive as an Arrow schema; what has no place in a column is null."""
     import pyarrow as pa
 
-    def kind(member: _Member) -> Any:
-        if member.dtype.kind in "US":
+    def kind(array: NDArray[Any]) -> Any:
+        if array.dtype.kind in "US":
             return pa.string()
-        known = member.dtype.kind in "fiubM" and len(member.shape) == 1
-        return pa.from_numpy_dtype(member.dtype.newbyteorder("=")) if known else pa.null()
+        known = array.dtype.kind in "fiubM" and array.ndim == 1
+        return pa.from_numpy_dtype(array.dtype.newbyteorder("=")) if known else pa.null()
 
+    return pa.schema([(name, kind(array)) for name, array in _members(file).items()])
+
+
+def _members(file: Path) -> dict[str, NDArray[Any]]:
     try:
-        with zipfile.ZipFile(file) as archive:
-            names = [name.removesuffix(".npy") for name in archive.namelist()]
-            return pa.schema([(name, kind(_Member(archive.open(f"{name}.npy"), name))) for name in names])
-    except (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        with np.load(file) as archive:
+            return dict(archive.items())
+    except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways
         raise PopulationError(f"{str(file)!r} cannot be read as NPZ ({short(error)}): save it again") from None
 
 

@@ -18,8 +18,7 @@ class FastParts:
       compiled_steps: GPU: "always" is one compiled program, replayed as CUDA graphs. "auto" compiles where a training
         is long enough to gain from it, and otherwise records its steps as written. "never" is vmap, step by step.
       kept_programs: GPU: a program that was compiled in this process serves every training of its shape.
-      stored_programs: GPU: later processes load what one has compiled.
-      kernels: GPU: convolution, pooling and LSTM use kernels of our own.
+      kernels: GPU: convolution and LSTM use kernels of our own.
       single_step: CPU: users of one example share the round's weights.
       prefetch: The next round's cohort and noise are drawn while this one ends.
       device_noise: GPU: it draws the noise itself, the same numbers as a CPU.
@@ -33,7 +32,6 @@ class FastParts:
 
     compiled_steps: str = declared("compiled_steps")
     kept_programs: bool = True
-    stored_programs: bool = declared("stored_programs")
     kernels: bool = True
     single_step: bool = True
     prefetch: bool = True

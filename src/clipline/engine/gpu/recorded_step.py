@@ -163,7 +163,7 @@ class CompiledStep:
         return program.any_number and len(program.made) <= _VERSIONS
 
     def prepare(self, arguments: Arguments) -> None:
-        """Trace and compile, or load what was compiled before; `arguments` are for as many users as come usually."""
+        """Trace and compile, or take what was compiled before; `arguments` are for as many users as come usually."""
         if self._compiled is not None:
             return
         try:

@@ -83,17 +83,6 @@ class GroupNormReLU(GroupNorm):
         return F.relu(super().forward(values))
 
 
-class MaxPool2d(nn.Module):
-    """`nn.MaxPool2d(2)` on an even side. Of equal values the first counts, as there."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> (batch, channels, height / 2, width / 2)."""
-        if not (is_batched(images) and convolution.fused(images)):
-            return F.max_pool2d(images, 2)
-        pooled: Tensor = convolution.pool(images.permute(0, 2, 3, 1))[0]
-        return pooled.permute(0, 3, 1, 2)
-
-
 class MatrixLSTM(nn.Module):
     """A one-layer LSTM over (batch, time, input_size), in plain matrix products.
 

@@ -153,9 +153,7 @@ class Stacked:
                 users=self.block_size,
                 steps=longest,
                 width=width,
-                programs=Programs(
-                    kept=problem.fast.kept_programs, stored=problem.fast.stored_programs, notices=problem.notices
-                ),
+                programs=Programs(kept=problem.fast.kept_programs, notices=problem.notices),
                 compiled=self.compiles,
             )
 

@@ -32,6 +32,9 @@ from .group import ProcessGroup, connected
 from .transport import DistributedTransport, LostConnectionError
 
 TIMEOUT = timedelta(days=30)  # ranks wait while rank 0 evaluates or writes; torchrun ends all when one dies
+# Between GPUs nothing is sent before all ranks have said that they are there: NCCL ends a process that waits so long.
+GPU_TIMEOUT = timedelta(hours=1)
+_of_gpus: list[dist.ProcessGroup] = []  # the group of NCCL, if it was made here
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,11 @@ def join_group() -> Rank:
         on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
         if on_gpus and own.local_rank < torch.cuda.device_count():
             torch.cuda.set_device(own.local_rank)
-        # Control messages go over gloo; parameters and sums over the backend of their device.
+        # Control messages go over gloo; parameters and sums over that of their device.
         hook = sys.excepthook
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=TIMEOUT)
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+        if on_gpus:
+            _of_gpus[:] = [dist.new_group(backend="nccl", timeout=GPU_TIMEOUT)]
         sys.excepthook = hook  # torch installs one that prefixes the caller's later errors with the rank
         atexit.register(_destroy_group)
     return own
@@ -118,7 +123,7 @@ class TorchrunBackend:
         self.size = self.rank.size
         population, (run,) = problem.population, problem.runs
         self._fingerprint = partial(population.fingerprint, times=False)
-        self._key = run.streams.key
+        self._streams = run.streams
         self._facts = {
             "clipline": __version__,
             "numpy": np.__version__,
@@ -128,12 +133,12 @@ class TorchrunBackend:
             "dtype": problem.model.vector.dtype,
             "device": problem.device.type,
             "sampling": sampling,
-            "seed (hashed)": _digest(run.streams.seed),
             "local": replace(problem.local, lr_schedule=schedule_text(problem.local.lr_schedule, problem.rounds)),
             "precision": problem.precision,
             **_population_facts(population),
         }
-        self._group = ProcessGroup(trainer, problem, [sampling], self.rank.rank, self.size, DistributedTransport())
+        transport = DistributedTransport(next(iter(_of_gpus), None))
+        self._group = ProcessGroup(trainer, problem, [sampling], self.rank.rank, self.size, transport)
 
     def sums(self, requests: Sequence[CohortRequest]) -> list[ClippedSum]:
         """The sum of the one request: PRIVATE. Within `running`, on rank 0."""
@@ -163,14 +168,17 @@ class TorchrunBackend:
         try:
             self._group.serve()
         finally:
+            self._streams.key.renew()  # the run is over: nothing of it can be drawn again
             for one, handler in before.items():
                 signal.signal(one, handler)
 
     def _agree(self) -> None:
-        """Compare the facts, and the data by checksums that mean nothing without this call's salt."""
-        salt = from_rank_0(secrets.token_hex(16))
-        self._key.restore(from_rank_0(self._key.unprivate_bytes))  # of a run that rank 0 begins or resumes
-        agree({**self._facts, "values of the data (salted checksum)": _digest((salt, self._fingerprint()))})
+        """Compare the facts; seed and data by checksums that mean nothing without this call's salt."""
+        salt, key = from_rank_0(secrets.token_hex(16)), self._streams.key
+        key.restore(from_rank_0(key.unprivate_bytes))  # of a run that rank 0 begins or resumes
+        secret = {"seed": self._streams.seed, "values of the data": self._fingerprint()}
+        salted = {f"{name} (salted checksum)": _digest((salt, value)) for name, value in secret.items()}
+        agree({**self._facts, **salted})
 
 
 def _population_facts(population: Population) -> dict[str, object]:
@@ -187,4 +195,5 @@ def _digest(fact: object) -> str:
 
 def _destroy_group() -> None:
     if dist.is_initialized():
+        _of_gpus.clear()
         dist.destroy_process_group()

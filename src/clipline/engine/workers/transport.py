@@ -48,16 +48,17 @@ class SilentError(LostConnectionError):
 class DistributedTransport:
     """Over torch.distributed's default group: between machines, and between GPUs.
 
-    Every rank calls the same operations of a round in the same order.
+    Every rank calls the same operations of a round in the same order. `of_gpus` is the group of what GPUs hold.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, of_gpus: dist.ProcessGroup | None = None) -> None:
+        self._of_gpus = of_gpus
         self._memory = torch.empty(0)
         self._limit = patience()
 
     def share(self, values: Tensor) -> None:
-        """Write rank 0's values, on the CPU, into those of the other ranks."""
-        self._in_time(lambda: dist.broadcast(values, src=0, async_op=True), values)
+        """Write rank 0's values into those of the other ranks."""
+        self._in_time(lambda: dist.broadcast(values, src=0, group=self._group(values), async_op=True), values)
 
     def share_params(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
         """Rank 0's parameters, one vector a run, written into the other ranks' tensors."""
@@ -102,11 +103,15 @@ class DistributedTransport:
 
     def reduce(self, rank: int) -> None:
         """Add the partial sums of all ranks into those of rank 0."""
-        self._in_time(lambda: dist.reduce(self._memory, dst=0, async_op=True), self._memory)
+        group = self._group(self._memory)
+        self._in_time(lambda: dist.reduce(self._memory, dst=0, group=group, async_op=True), self._memory)
 
     def add_to_first(self, values: Tensor) -> None:
         """Add all ranks' values, on the CPU, into those of rank 0."""
         self._in_time(lambda: dist.reduce(values, dst=0, async_op=True), values)
+
+    def _group(self, values: Tensor) -> dist.ProcessGroup | None:
+        return self._of_gpus if values.is_cuda else None
 
     def _in_time(self, begin: Callable[[], dist.Work | None], values: Tensor) -> None:
         """Rank 0 waits for the others as long as `any_failed` last said, and a second for each megabyte.

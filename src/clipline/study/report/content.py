@@ -154,7 +154,7 @@ def _plain(value: Any) -> str:
 POINTS = 240  # rounds of a curve that are drawn; a chart is a few hundred pixels wide
 _DIGITS = 5
 _NOT_TOLD_APART = (  # settings that decide no number, or by chance alone
-    "seed", "data", "device", "workers", "engine", "compiled_steps", "stored_programs", "unprivate_timing",
+    "seed", "data", "device", "workers", "engine", "compiled_steps", "unprivate_timing",
     "fixed_clip", "clip", "quantile", "epsilon", "noise_multiplier", "task", "evaluate_every",
 )  # fmt: skip
 

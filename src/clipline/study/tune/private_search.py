@@ -148,7 +148,7 @@ def draw_runs(folder: Path, candidates: int, method: Method, run: str) -> list[t
         while not claims.take("drawn"):
             time.sleep(0.02)
         if not path.is_file():
-            runs = [(number, secrets.randbits(62)) for number in draw_candidates(candidates, method)]
+            runs = [(number, secrets.randbits(256)) for number in draw_candidates(candidates, method)]
             durable.write(path, json.dumps({"asked": asked, "runs": runs}), mode=0o600)
             return runs
     try:

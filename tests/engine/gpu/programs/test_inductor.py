@@ -35,8 +35,8 @@ def test_an_operation_leaves_the_number_of_users_open(operation):
     with like[0].fake_mode:
         operation(*(next(stand_ins) if isinstance(one, Tensor) else one for one in given))
     condition = inductor._condition(shapes, like)
-    assert inductor.Compiled(lambda: None, condition, b"").serves(6)
-    assert inductor.Compiled(lambda: None, condition, b"").serves(100), condition
+    assert inductor.Compiled(lambda: None, condition).serves(6)
+    assert inductor.Compiled(lambda: None, condition).serves(100), condition
 
 
 def test_every_stacked_operation_is_among_them():

@@ -1,13 +1,13 @@
-"""Convolution and pooling for a stack of users as single operations, each user with their own weights.
+"""Convolution for a stack of users as a single operation, each user with their own weights.
 
-They are custom ops ("clipline::...") so that `torch.func.vmap` and `torch.compile` treat each as one operation. The
-convolution kernel never writes its patches to memory.
+Its passes are custom ops ("clipline::...") so that `torch.func.vmap` and `torch.compile` treat each as one operation.
+The kernel never writes its patches to memory.
 
-Plain twin: `patches` times a matrix (the body of `conv`, and `convolved` off the GPU), and `F.max_pool2d` for pooling.
+Plain twin: `patches` times a matrix (the body of `conv`, and `convolved` off the GPU).
 Switch: `FastParts.kernels`.
 Held equal by: tests/engine/gpu/kernels/test_convolution.py (needs a GPU).
-Buys: pooling as one operation, emnist_cr on an H200: 30 ms a round before, 22 after (benchmarks/results/README.md).
-Both together: 35.0 ms without, 17.1 with, on the code of today.
+Buys: emnist_cr on an H200: 35.0 ms a round without, 17.1 with (8 of these ms by a kernel for pooling, now taken out);
+cifar100: 260 ms of kernels before, 100.5 with (benchmarks/results/details/what-each-fast-part-buys-on-cuda.md).
 """
 
 from __future__ import annotations
@@ -171,48 +171,3 @@ def _(info, in_dims, pixels, weight, rounded, bias, stride, padding):  # type: i
     )
     bias = None if bias is None else users_first(info, in_dims[3], bias)
     return stacked_conv(pixels, weight, rounded, bias, stride, padding), 0
-
-
-@torch.library.custom_op("clipline::pool", mutates_args=())
-def pool(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """2 x 2 max pooling of (..., height, width, channels): the maxima, and the index of each within its window, 0 to 3.
-
-    Of equal values the first counts, row by row.
-    """
-    return convolution_kernels.pool_forward(pixels.contiguous())
-
-
-@pool.register_fake
-def _(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    *batch, height, width, channels = pixels.shape
-    out = pixels.new_empty(*batch, height // 2, width // 2, channels)
-    return out, torch.empty_like(out, dtype=torch.uint8)
-
-
-@torch.library.custom_op("clipline::pool_backward", mutates_args=())
-def pool_backward(grad: Tensor, which: Tensor) -> Tensor:
-    """Gradient with respect to the pixels."""
-    return convolution_kernels.pool_backward(grad.contiguous(), which)
-
-
-@pool_backward.register_fake
-def _(grad: Tensor, which: Tensor) -> Tensor:
-    *batch, height, width, channels = grad.shape
-    return grad.new_empty(*batch, 2 * height, 2 * width, channels)
-
-
-def _pool_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _pool_backward(ctx, grad, _which):  # type: ignore[no-untyped-def]
-    return pool_backward(grad, ctx.saved_tensors[0])
-
-
-pool.register_autograd(_pool_backward, setup_context=_pool_setup)
-
-
-@pool.register_vmap
-def _(info, in_dims, pixels):  # type: ignore[no-untyped-def]
-    return pool(users_first(info, in_dims[0], pixels)), (0, 0)

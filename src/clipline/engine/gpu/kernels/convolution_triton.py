@@ -1,4 +1,4 @@
-"""Triton kernels of `convolution.py`: implicit-GEMM convolution and 2 x 2 max pooling. Users are a grid axis.
+"""Triton kernels of `convolution.py`: implicit-GEMM convolution. Users are a grid axis.
 
 Tiles and the split of a sum are chosen by shape alone: a user's numbers are the same whoever else is in the stack.
 Padding is never in memory: the kernels mask what they would read there. Where channels fill whole tiles, a tile lies in
@@ -322,58 +322,3 @@ def _add(parts, out, count, SHARES: tl.constexpr, BLOCK: tl.constexpr):
     for part in tl.static_range(SHARES):
         total += tl.load(parts + i + part * count.to(tl.int64), mask=i < count)
     tl.store(out + i, total, mask=i < count)
-
-
-def pool_forward(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """The maximum of every 2 x 2 window, and its index in the window."""
-    *batch, height, width, channels = pixels.shape
-    out = pixels.new_empty(*batch, height // 2, width // 2, channels)
-    which = torch.empty_like(out, dtype=torch.uint8)
-    _pool[(triton.cdiv(out.numel(), 1024),)](pixels, out, which, out.numel(), height, width, channels, 1024)
-    return out, which
-
-
-@triton.jit
-def _corner(i, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr):
-    channel, place = i % CHANNELS, i // CHANNELS
-    column, place = place % (WIDTH // 2), place // (WIDTH // 2)
-    row, image = place % (HEIGHT // 2), place // (HEIGHT // 2)
-    return ((image * HEIGHT + 2 * row) * WIDTH + 2 * column) * CHANNELS + channel
-
-
-@triton.jit
-def _pool(
-    pixels, out, which, count, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
-):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    valid = i < count
-    first = pixels + _corner(i, HEIGHT, WIDTH, CHANNELS)
-    best = tl.load(first, mask=valid)
-    place = tl.zeros((BLOCK,), tl.uint8)
-    for k in tl.static_range(1, 4):
-        other = tl.load(first + ((k // 2) * WIDTH + k % 2) * CHANNELS, mask=valid)
-        place = tl.where(other > best, k, place).to(tl.uint8)
-        best = tl.where(other > best, other, best)
-    tl.store(out + i, best, mask=valid)
-    tl.store(which + i, place, mask=valid)
-
-
-def pool_backward(grad: Tensor, which: Tensor) -> Tensor:
-    """Send each gradient to the maximum of its window, 0 to the other three."""
-    *batch, height, width, channels = grad.shape
-    out = grad.new_empty(*batch, 2 * height, 2 * width, channels)
-    _unpool[(triton.cdiv(grad.numel(), 1024),)](grad, which, out, grad.numel(), 2 * height, 2 * width, channels, 1024)
-    return out
-
-
-@triton.jit
-def _unpool(
-    grad, which, out, count, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
-):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    valid = i < count
-    first = out + _corner(i, HEIGHT, WIDTH, CHANNELS)
-    value = tl.load(grad + i, mask=valid)
-    place = tl.load(which + i, mask=valid)
-    for k in tl.static_range(0, 4):
-        tl.store(first + ((k // 2) * WIDTH + k % 2) * CHANNELS, tl.where(place == k, value, 0.0), mask=valid)

@@ -1,4 +1,4 @@
-"""torch's compiler on a traced step: a flat graph becomes a program that any process of this machine can load.
+"""torch's compiler on a traced step: a flat graph becomes machine code.
 
 The step is a graph of plain operations already (`gpu/recorded_step.py`). It goes to AOTAutograd and Inductor
 directly: Dynamo would trace it once more and check every input at every call. What Dynamo would guard is small and
@@ -7,21 +7,19 @@ in this file; where they fail, the step runs as it is written.
 
 Plain twin: the graph itself, run operation by operation.
 Switch: `FastParts.compiled_steps`.
-Held equal by: tests/engine/gpu/programs/test_stored_programs.py.
+Held equal by: tests/engine/gpu/programs/test_compiled_programs.py.
 Buys: 20 to 35 s to compile instead of 35 to 45 through Dynamo (emnist_cr's step on a core,
 benchmarks/results/README.md). What compiling itself buys is in `gpu/recorded_step.py`.
 """
 
 from __future__ import annotations
 
-import json
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -38,11 +36,10 @@ _USERS = "L['t0']"  # how the compiler calls the number of users in a condition
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """Machine code of a graph for the numbers of users that fulfil `condition`; `stored` is the same as bytes."""
+    """Machine code of a graph for the numbers of users that fulfil `condition`."""
 
     run: Callable[..., Any]
     condition: str
-    stored: bytes = field(repr=False)
     _known: dict[int, bool] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -99,7 +96,7 @@ def check_size(operations: int, why: str = "") -> None:
 def _compiled(graph: GraphModule, inputs: Sequence[Tensor], by_user: int) -> Compiled:
     shapes, like = _stand_ins(inputs, by_user)
     artifact = _artifact(graph, like)
-    return Compiled(artifact, _condition(shapes, like), _packed([artifact.serialize()], ()))
+    return Compiled(artifact, _condition(shapes, like))
 
 
 def _compiled_parts(parts: Parts, inputs: Sequence[Tensor], by_user: int) -> Compiled:
@@ -119,8 +116,7 @@ def _compiled_parts(parts: Parts, inputs: Sequence[Tensor], by_user: int) -> Com
     for part, (given, _) in first.items():
         artifacts[part] = _artifact(parts.graphs[part], given)
     runs = [artifacts[part] for part in range(len(parts.graphs))]
-    stored = _packed([artifact.serialize() for artifact in runs], parts.calls)
-    return Compiled(partial(_run_parts, parts.calls, runs), _condition(shapes, like), stored)
+    return Compiled(partial(_run_parts, parts.calls, runs), _condition(shapes, like))
 
 
 def _run_parts(calls: Sequence[Call], runs: Sequence[Any], *inputs: Tensor) -> None:
@@ -180,25 +176,6 @@ def _condition(shapes: Any, like: Sequence[Any]) -> str:
     if shapes.deferred_runtime_asserts:
         raise ValueError("the graph has sizes that only its data decide")
     return varies or f"{_USERS} == {exact}"
-
-
-def _packed(artifacts: Sequence[bytes], calls: Sequence[Call]) -> bytes:
-    """Compiled parts as bytes, after a line that says how long each is and how they are called."""
-    about = {"lengths": [len(one) for one in artifacts], "calls": [astuple(call) for call in calls]}
-    return b"".join([json.dumps(about).encode(), b"\n", *artifacts])
-
-
-def loaded(condition: str, stored: bytes) -> Compiled:
-    """What another process has compiled. Runs code from `stored`: give it what this user's process has written."""
-    with _quietly():
-        from torch._inductor.standalone_compile import AOTCompiledArtifact
-
-        about, _, rest = stored.partition(b"\n")
-        lengths, calls = (json.loads(about)[name] for name in ("lengths", "calls"))
-        ends = list(accumulate(lengths, initial=0))
-        runs = [AOTCompiledArtifact.deserialize(rest[begin:end]) for begin, end in pairwise(ends)]
-        run = partial(_run_parts, [Call(*call) for call in calls], runs) if calls else runs[0]
-        return Compiled(run, condition, stored)
 
 
 @contextmanager

@@ -1,30 +1,22 @@
-"""Programs by what they compute: a second training of the same shape compiles nothing, in this process or a later one.
+"""Programs by what they compute: a second training of the same shape in a process compiles nothing.
 
 The traced graph is the program: two trainings share one if their graphs and the types and shapes of their inputs are
 the same. Constants in the graph (weights that are not trained, say) become inputs, so that a program holds code alone:
-no weights and no data are kept or stored. A stored program is found by the graph too, and by everything that has a say
-in the machine code: torch, Triton, CUDA, the GPU, Python, the compiler's settings and the code of this package.
+no weights and no data are kept.
 
 Plain twin: a new compilation of the same graph.
-Switch: `FastParts.kept_programs` (this process), `FastParts.stored_programs` (later ones).
-Held equal by: tests/engine/gpu/programs/test_program_cache.py, test_stored_programs.py.
-Buys: nine runs of one shape in one process started in 2.8 s, the first of that shape in 26 (CHANGELOG.md). Of files:
-see `program_files.py`.
+Switch: `FastParts.kept_programs`.
+Held equal by: tests/engine/gpu/programs/test_program_cache.py, test_compiled_programs.py.
+Buys: nine runs of one shape in one process started in 2.8 s, the first of that shape in 26.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import platform
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,13 +29,10 @@ from ...core.notices import Notices
 from ...core.precision import kernels_in_use
 from . import inductor
 from .inductor import Compiled
-from .program_files import ProgramFiles, cache_folder
 
 _MOST = 32  # programs; the one that was not used for longest goes first
 _MOST_COPIED = 4 << 30  # bytes of inputs that are copied to the processor's memory before the first run of a program
 _KERNEL_WRITES = 4  # times the largest input: what one kernel writes into
-# Of operations in other libraries the graph has the name alone: their next version may compute something else.
-_STORABLE = {"aten", "prims", "clipline"}
 
 
 @dataclass
@@ -52,7 +41,6 @@ class ProgramCounts:
 
     programs: int = 0  # that it uses, wherever they come from
     compiled: int = 0  # by it; more than `programs` if one does not serve all numbers of users
-    loaded: int = 0  # from the folder of stored programs
     recordings: int = 0  # CUDA graphs: one for each program, group of users and number of users that came often
 
 
@@ -63,10 +51,10 @@ class UnfinishedStepError(RuntimeError):
 class Program:
     """A flat graph and its compilations, without the constants."""
 
-    def __init__(self, graph: GraphModule, key: str, by_user: int) -> None:
-        self.graph, self.key, self.by_user = graph, key, by_user
+    def __init__(self, graph: GraphModule, by_user: int) -> None:
+        self.graph, self.by_user = graph, by_user
         self.made: list[Compiled] = []  # more than one where the first does not serve all numbers of users
-        self.untried: dict[Compiled, str | None] = {}  # those that have not run yet, and the file it was loaded from
+        self.untried: set[Compiled] = set()  # those that have not run yet
 
     @property
     def any_number(self) -> bool:
@@ -79,88 +67,52 @@ _lock = threading.Lock()
 
 
 def forget_programs() -> None:
-    """Drop the programs that this process has kept. Those in files stay."""
+    """Drop the programs that this process has kept."""
     with _lock:
         _kept.clear()
 
 
 class Programs:
-    """One training's way to programs: from this process, from a file, or compiled now."""
+    """One training's way to programs: from this process, or compiled now."""
 
-    def __init__(self, *, kept: bool = True, stored: bool = False, notices: Notices | None = None) -> None:
+    def __init__(self, *, kept: bool = True, notices: Notices | None = None) -> None:
         self.counts = ProgramCounts()
         self._keep = kept
-        folder = cache_folder() if stored else None
-        self._files = None if folder is None else ProgramFiles(folder)
         self._notices = Notices() if notices is None else notices
 
     def program(self, graph: GraphModule, arguments: Sequence[Any]) -> BoundProgram:
         """The program of this graph, not compiled yet unless it has been before. Takes the graph over."""
         by_user = len(tree_leaves(list(arguments)))
         constants = _lift_constants(graph)
-        key = fingerprint(graph, arguments, constants)
         self.counts.programs += 1
         if not self._keep:
-            return BoundProgram(Program(graph, key, by_user), constants, self)
+            return BoundProgram(Program(graph, by_user), constants, self)
+        key = fingerprint(graph, arguments, constants)
         with _lock:
-            program = _kept.pop(key, None) or Program(graph, key, by_user)
+            program = _kept.pop(key, None) or Program(graph, by_user)
             _kept[key] = program
             while len(_kept) > _MOST:
                 _kept.popitem(last=False)
         return BoundProgram(program, constants, self)
 
     def version(self, program: Program, inputs: Sequence[Tensor]) -> Compiled:
-        """The compilation of the program that serves so many users, loaded or made now if there is none."""
+        """The compilation of the program that serves so many users, made now if there is none."""
         users = len(inputs[0])
         for one in program.made:
             if one.serves(users):
                 return one
-        made, file = self._load(program, inputs, users) or (self._compile(program, inputs, users), None)
+        made = self._compile(program, inputs)
         program.made.append(made)
-        program.untried[made] = file
+        program.untried.add(made)
         return made
 
-    def _load(self, program: Program, inputs: Sequence[Tensor], users: int) -> tuple[Compiled, str] | None:
-        if self._files is None or not _storable(program.graph):
-            return None
-        every, single = _names(program, inputs, users)
-        for name in (*every, single):
-            stored = self._files.read(name)
-            if stored is None:
-                continue
-            try:
-                condition, _, code = stored.partition(b"\n")
-                made = inductor.loaded(json.loads(condition), code)
-                if not made.serves(users):
-                    continue
-            except Exception as error:
-                self._files.drop(name, f"cannot be loaded ({type(error).__name__})")
-                continue
-            self.counts.loaded += 1
-            return made, name
-        return None
-
-    def replace(self, program: Program, failed: Compiled, inputs: Sequence[Tensor], error: Exception) -> None:
-        """Compile anew in place of a loaded one that has failed in its first run; others raise their error."""
-        name = program.untried.pop(failed, None)
-        if name is None or self._files is None or isinstance(error, torch.cuda.OutOfMemoryError):
-            raise error
-        self._files.drop(name, f"cannot be run ({type(error).__name__})")
-        program.made.remove(failed)
-        program.made.append(made := self._compile(program, inputs, len(inputs[0])))
-        program.untried[made] = None
-
-    def _compile(self, program: Program, inputs: Sequence[Tensor], users: int) -> Compiled:
+    def _compile(self, program: Program, inputs: Sequence[Tensor]) -> Compiled:
         parts = inductor.parts_of(program.graph, program.by_user)
         operations = len(program.graph.graph.nodes) if parts is None else parts.nodes
         inductor.check_size(operations)
         with self._notices.compiling(operations):
             made = inductor.compiled(program.graph, inputs, program.by_user)
         self.counts.compiled += 1
-        if self._files is not None and _storable(program.graph):
-            every, single = _names(program, inputs, users)
-            name = single if made.one_number or program.made else every[0]
-            self._files.write(name, json.dumps(made.condition).encode() + b"\n" + made.stored)
         return made
 
 
@@ -173,7 +125,7 @@ class BoundProgram:
     owner: Programs
 
     def prepare(self, *given: Any) -> None:
-        """Compile or load what a call with these arguments needs; runs nothing."""
+        """Compile what a call with these arguments needs; runs nothing."""
         self.owner.version(self.program, self._inputs(given))
 
     def __call__(self, *given: Any) -> None:
@@ -196,9 +148,8 @@ class BoundProgram:
                 ) from error
             for tensor, value in zip(inputs, before, strict=False):
                 tensor.copy_(value)
-            self.owner.replace(self.program, version, inputs, error)
-            self(*given)
-        self.program.untried.pop(version, None)
+            raise
+        self.program.untried.discard(version)
 
     def _inputs(self, given: Sequence[Any]) -> list[Tensor]:
         return [*tree_leaves(list(given)), *self.constants]
@@ -243,50 +194,6 @@ def fingerprint(graph: GraphModule, arguments: Sequence[Any], constants: Sequenc
     )
     digest.update(repr(flags).encode())  # the compiler may write any of them into its kernels
     return digest.hexdigest()
-
-
-def _names(program: Program, inputs: Sequence[Tensor], users: int) -> tuple[list[str], str]:
-    """Names of files: of programs for many numbers of users, the best first, and of one for this number alone.
-
-    The compiler tunes for the number that it is shown, so programs for few and for many users are stored apart.
-    """
-    about = [program.key, *code_versions(), *_machine(inputs[0].device)]
-    name = hashlib.sha256(repr(about).encode()).hexdigest()
-    size = users.bit_length()
-    return [f"{name}-{near}" for near in (size, size + 1, size - 1)], f"{name}-of-{users}"
-
-
-@cache
-def code_versions() -> list[str]:
-    """Of all that writes a program: torch, Triton, Python and the code of `gpu/`, but not the compiler's settings."""
-    from .... import __version__
-
-    try:
-        triton = metadata.version("triton")
-    except metadata.PackageNotFoundError:  # it is there on NVIDIA GPUs alone
-        triton = "none"
-    own = hashlib.sha256()
-    folder = Path(__file__).parents[1]
-    for path in sorted(folder.rglob("*.py")):
-        own.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
-    return [torch.__version__, str(torch.version.git_version), triton, sys.version, __version__, own.hexdigest()]
-
-
-def _machine(device: torch.device) -> list[str]:
-    """What the program runs on, and how the compiler is set in this process."""
-    from torch._inductor import config
-
-    settings: Any = config
-    about = [str(torch.version.cuda), platform.machine(), repr(sorted(settings.save_config_portable().items()))]
-    if device.type == "cuda":
-        return [*about, torch.cuda.get_device_name(device), str(torch.cuda.get_device_capability(device))]
-    return [*about, platform.processor(), torch.backends.cpu.get_cpu_capability()]
-
-
-def _storable(graph: GraphModule) -> bool:
-    """Whether all operations are torch's own or ours, of which the versions are known."""
-    targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
-    return all(target.namespace in _STORABLE for target in targets if isinstance(target, torch._ops.OpOverload))
 
 
 def _lift_constants(graph: GraphModule) -> list[Tensor]:
