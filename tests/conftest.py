@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from samples import ROOT, Uncompiled, load_script
+from samples import ROOT, CommandLine, Uncompiled, load_script
 
 from clipline.cli import main
 from clipline.errors import WorkerError
@@ -88,7 +88,7 @@ def reference() -> ModuleType:
 
 @pytest.fixture
 def clipline(monkeypatch, capsys, tmp_path):
-    """Run the command line in an empty folder; gives exit code, standard output and standard error."""
+    """The command line in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CLIPLINE_DATA", raising=False)
 
@@ -102,4 +102,4 @@ def clipline(monkeypatch, capsys, tmp_path):
         out, err = capsys.readouterr()
         return code, out, err
 
-    return run
+    return CommandLine(run)

@@ -217,6 +217,28 @@ class Uncompiled:
             self.graph(*inputs)
 
 
+class CommandLine:
+    """Runs `clipline` with these arguments: gives exit code, standard output and standard error."""
+
+    def __init__(self, call, *first):
+        self.call, self.first = call, first
+
+    def __call__(self, *arguments):
+        return self.call(*self.first, *arguments)
+
+    def ok(self, *arguments):
+        """Standard output and standard error of a command that must succeed."""
+        code, out, err = self(*arguments)
+        assert code == 0, err
+        return out, err
+
+    def refused(self, *arguments):
+        """What a command says that must be refused."""
+        code, _, err = self(*arguments)
+        assert (code, "Traceback" in err) == (2, False), err
+        return err
+
+
 class _Screen(io.StringIO):
     def isatty(self):
         return True

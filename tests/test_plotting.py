@@ -1,20 +1,9 @@
-import math
 from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 
-from clipline.plotting import (
-    ORDERED,
-    ORDERED_DARK,
-    PALETTE,
-    PALETTE_DARK,
-    LineEnd,
-    label_ends,
-    new_figure,
-    plain_log_labels,
-    spread,
-)
+from clipline.plotting import ORDERED, ORDERED_DARK, PALETTE, PALETTE_DARK, new_figure, plain_log_labels
 
 
 def luminance(colour):
@@ -34,11 +23,6 @@ def test_a_scale_gets_lighter_so_that_no_kind_of_colour_vision_is_needed(scale, 
     assert [luminance(colour) for colour in scale] == sorted(luminance(colour) for colour in scale)
     assert min(contrast(a, b) for a, b in pairwise(scale)) > 1.3
     assert min(contrast(colour, paper) for colour in scale) > 2
-
-
-def test_the_palette_is_that_of_okabe_and_ito():  # https://jfly.uni-koeln.de/color
-    rgb = [(0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), (0, 0, 0)]
-    assert [tuple(bytes.fromhex(colour[1:])) for colour in PALETTE] == rgb
 
 
 # Linear red, green and blue as seen without M cones, without L cones: Machado, Oliveira, Fernandes 2009, severity 1.
@@ -67,22 +51,6 @@ def test_no_two_colours_look_alike_to_any_of_these_eyes(colours, eye):
     assert np.linalg.norm(crimson - green) < 12  # which do look alike
 
 
-@pytest.mark.parametrize(
-    ("places", "gap", "moved"),
-    [
-        ([0.2, 0.8], 0.1, [0.2, 0.8]),
-        ([0.5, 0.5, 0.5], 0.1, [0.4, 0.5, 0.6]),
-        ([0.9, 0.5, 0.5], 0.2, [0.9, 0.4, 0.6]),
-        ([0.0, 0.0], 0.2, [0.0, 0.2]),  # not below the axis
-        ([1.0, 0.95], 0.2, [1.0, 0.8]),
-        ([0.3] * 11, 0.2, [i / 10 for i in range(11)]),  # more than fit: closer than asked
-        ([], 0.1, []),
-    ],
-)
-def test_labels_are_spread_by_as_little_as_it_takes(places, gap, moved):
-    assert spread(places, gap) == pytest.approx(moved)
-
-
 @pytest.mark.parametrize("scale", ["linear", "log"])
 @pytest.mark.parametrize("values", [(0.8175, 0.8185), (0.8175, 0.81752)])
 def test_labels_of_an_axis_say_where_they_stand_however_small_the_step(values, scale):
@@ -98,14 +66,3 @@ def test_labels_of_an_axis_say_where_they_stand_however_small_the_step(values, s
     assert len(shown) > 3
     for place, text in shown:
         assert float(text) == pytest.approx(place, rel=1e-9)
-
-
-def test_lines_are_named_where_they_end_and_labels_do_not_overlap():
-    figure, (axis,) = new_figure(1, 1, width=5, height=3)
-    axis.set(xlim=(0, 1), ylim=(0.1, 10), yscale="log")
-    label_ends(axis, [LineEnd(1, 1.0, "a", "red"), LineEnd(1, 1.001, "b", "blue"), LineEnd(0, math.nan, "c", "green")])
-    figure.canvas.draw()
-    boxes = {text.get_text(): text.get_window_extent() for text in axis.texts}
-    assert set(boxes) == {"a", "b"}
-    assert boxes["a"].y1 <= boxes["b"].y0 + 1
-    assert abs(axis.texts[0].xyann[1] + axis.texts[1].xyann[1] - 1) < 0.01  # around the middle of a logarithmic axis

@@ -52,8 +52,7 @@ def test_the_page_on_packages_makes_a_task_that_the_command_line_trains(clipline
     assert (listed["rides"]["parameters"], listed["rides"]["data"]) == (2, "stand-in")
     assert "emnist_cr" in listed
     assert "rides.task" not in sys.modules
-    code, out, err = clipline("train", "rides", "--out", "run", "--seed", 1, "--json")
-    assert code == 0, err
+    out, _ = clipline.ok("train", "rides", "--out", "run", "--seed", 1, "--json")
     answer = json.loads(out)
     assert (answer["task"], answer["rounds"], answer["users"]) == ("rides", 2, 200)
     assert answer["metric_name"] == "squared_error"
@@ -85,12 +84,10 @@ def test_what_cannot_be_loaded_is_named_with_its_package_and_harms_nothing_else(
     )
     with pytest.warns(BrokenPackageWarning, match=re.escape(told)):
         assert set(task_entries()) == set(task_names()) - {"gone"}
-    code, _, err = clipline("train", "gone")
-    assert code == 2
+    err = clipline.refused("train", "gone")
     assert told in err
     assert "update that package, or uninstall it" in err
-    code, out, _ = clipline("--help")
-    assert code == 0
+    out, _ = clipline.ok("--help")
     assert "in the package sorry" in " ".join(out.split())
     assert clipline("gone")[0] == 2
     assert task_named("handwriting").name == "handwriting"

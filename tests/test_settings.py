@@ -94,14 +94,6 @@ def test_keyword_arguments_are_declared_with_their_defaults_and_types(taker):
         assert optional == ("None" in str(field.type))
 
 
-@pytest.mark.parametrize(
-    ("rounds", "given", "every"), [(150, None, 10), (1000, None, 10), (1500, None, 15), (1500, 4, 4)]
-)
-def test_a_long_run_is_measured_about_a_hundred_times_unless_it_is_said_how_often(rounds, given, every):
-    settings = dataclasses.replace(TASK.settings, rounds=rounds, evaluate_every=given)
-    assert settings.measured_every == every
-
-
 @pytest.mark.parametrize("name", [name for name in OUTSIDE if name != "task"])
 def test_a_value_outside_its_limit_gets_the_same_sentence_from_a_file_a_flag_and_a_keyword(
     name, tmp_path, monkeypatch, capsys

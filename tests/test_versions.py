@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from package_files import files_in
-from samples import ROOT, SOURCE, load_script
+from samples import ROOT, SOURCE
 
 from clipline.trust import self_test
 
@@ -20,21 +20,6 @@ def test_a_file_that_a_packager_missed_is_seen(tmp_path):
     run = subprocess.run(script, capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)})
     assert run.returncode == 1
     assert "missing in the package: ['new.css']" in run.stderr
-
-
-def audited(*packages):
-    return load_script(ROOT / ".ci" / "audit.py").verdict(2, {"dependencies": list(packages)})
-
-
-def test_a_package_that_was_not_looked_up_fails_the_audit_of_packages():
-    good, bad = {"name": "numpy", "version": "2.4.6", "vulns": []}, {"name": "scipy", "skip_reason": "not found"}
-    assert audited(good, {**good, "name": "scipy"}) == ([], 2)
-    assert audited(good, bad) == (["not looked up: scipy (not found)"], 1)
-    assert audited(bad, bad)[1] == 0
-    assert audited(good)[0] == ["2 packages are pinned and pip-audit answers for 1"]
-    assert audited() == (["2 packages are pinned and pip-audit answers for 0"], 0)
-    known = {**good, "vulns": [{"id": "PYSEC-2026-1"}]}
-    assert audited(good, known)[0] == ["numpy 2.4.6: PYSEC-2026-1"]
 
 
 def test_every_pin_has_a_hash():

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,11 +27,20 @@ def posts(tmp_path):
 
 
 def test_a_table_becomes_a_store(clipline, posts, tmp_path):
-    code, out, err = clipline(
-        "data", "prepare", "table", "--from", "posts.jsonl", "--to", "posts", "--user-column", "author",
-        "--fields", "hours, score", "--json",
-    )  # fmt: skip
-    assert code == 0, err
+    out, err = clipline.ok(
+        "data",
+        "prepare",
+        "table",
+        "--from",
+        "posts.jsonl",
+        "--to",
+        "posts",
+        "--user-column",
+        "author",
+        "--fields",
+        "hours, score",
+        "--json",
+    )
     answer = json.loads(out.splitlines()[-1])
     assert (answer["users"], answer["examples"], answer["fields"]) == (3, 30, ["hours", "score"])
     assert (answer["folder"], answer["source"]) == ("posts", "table from posts.jsonl")
@@ -41,21 +51,9 @@ def test_a_table_becomes_a_store(clipline, posts, tmp_path):
     verify_store(tmp_path / "posts")
 
 
-def test_fields_may_be_given_several_times(clipline, posts, tmp_path):
-    code, _, err = clipline(
-        "data", "prepare", "table", "--from", "posts.jsonl", "--to", "posts", "--user-column", "author",
-        "--fields", "hours", "--fields", "score",
-    )  # fmt: skip
-    assert code == 0, err
-    assert list(Population.open(tmp_path / "posts").fields) == ["hours", "score"]
-
-
 def test_a_known_data_set_is_prepared_listed_and_described(clipline, tmp_path):
     write_original(tmp_path / "clipline-data", "cifar100", "sqlite")
-    code, out, err = clipline(
-        "data", "prepare", "cifar100", "--from", "clipline-data", "--to", "clipline-data/cifar100"
-    )
-    assert code == 0, err
+    out, _ = clipline.ok("data", "prepare", "cifar100", "--from", "clipline-data", "--to", "clipline-data/cifar100")
     assert "clipline-data/cifar100/train: 3 users, 4 examples of pixels, labels" in out
     assert "clipline-data/cifar100/test: 2 users, 2 examples of pixels, labels" in out
     assert "train on it: clipline train cifar100 --data clipline-data/cifar100" in out
@@ -85,21 +83,8 @@ def test_a_known_data_set_is_prepared_listed_and_described(clipline, tmp_path):
 
 def test_one_split_alone_goes_straight_into_the_folder(clipline, tmp_path):
     write_original(tmp_path / "files", "cifar100", "hdf5")
-    code, out, err = clipline(
-        *[
-            "data",
-            "prepare",
-            "cifar100",
-            "--from",
-            "files/fed_cifar100_test.h5",
-            "--to",
-            "one",
-            "--split",
-            "test",
-            "--json",
-        ]
-    )
-    assert code == 0, err
+    command = "data prepare cifar100 --from files/fed_cifar100_test.h5 --to one --split test --json"
+    out, _ = clipline.ok(*shlex.split(command))
     answer = json.loads(out)
     assert (answer["users"], answer["folder"], answer["source"]) == (
         2, "one", "cifar100 test from fed_cifar100_test.h5",
@@ -112,26 +97,14 @@ def test_one_split_alone_goes_straight_into_the_folder(clipline, tmp_path):
     [
         ("prepare tabel --from posts.jsonl --to new", "did you mean 'table'?"),
         ("prepare table --from posts.jsonl --to new", "give --user-column"),
-        ("prepare table --from no.csv --to new --user-column a", "does not exist"),
-        (
-            "prepare table --from posts.jsonl --to new --user-column auhtor",
-            "has no user column 'auhtor': did you mean 'author'?",
-        ),
-        (
-            "prepare table --from posts.jsonl --to new --user-column author",
-            "field 'note' is text but a store holds numbers: leave it out",
-        ),
+        ("prepare table --from posts.jsonl --to new --user-column auhtor", "'auhtor': did you mean 'author'?"),
+        ("prepare table --from posts.jsonl --to new --user-column author", "field 'note' is text but a store holds"),
         ("prepare table --from posts.jsonl --to used --user-column author", "'used' is in use"),
         ("prepare table --from posts.jsonl --to posts.jsonl/new --user-column author", "cannot be written"),
         ("prepare shakespeare --from posts.jsonl --to new", "neither SQLite with all splits nor one of"),
         ("prepare so_nwp --from posts.jsonl --to new", "neither stackoverflow.word_count nor"),
-        ("prepare so_nwp --from no.sqlite --to new", "'no.sqlite' does not exist"),
-        (
-            "prepare so_lr --from posts.jsonl --to new --words posts.jsonl",
-            "'posts.jsonl' has 30 entries but the first 10000 are needed",
-        ),
+        ("prepare so_lr --from posts.jsonl --to new --words posts.jsonl", "has 30 entries but the first 10000 are"),
         ("prepare emnist --from fed_emnist_train.h5 --to new", "'fed_emnist_test.h5' is missing"),
-        ("prepare emnist --from mine.h5 --to new", "nor one of fed_emnist_train.h5 and fed_emnist_test"),
         ("prepare emnist --from fed_emnist_train.h5 --to new --fields label", "must be left out for 'emnist'"),
         ("fetch mnist --to new", "did you mean 'emnist'?"),
         ("fetch emnist --to posts.jsonl", "is a file: give a folder"),
@@ -143,8 +116,7 @@ def test_bad_input_is_one_sentence_exit_code_2_and_nothing_made(clipline, posts,
     (tmp_path / "fed_emnist_train.h5").write_text("never opened")
     (tmp_path / "mine.h5").write_text("never opened")
     before = sorted(tmp_path.rglob("*"))
-    code, _, err = clipline("data", *arguments.split())
-    assert code == 2
+    err = clipline.refused("data", *arguments.split())
     assert words in err.splitlines()[-1]
     assert err.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in err
@@ -153,8 +125,7 @@ def test_bad_input_is_one_sentence_exit_code_2_and_nothing_made(clipline, posts,
 
 def test_without_a_network_fetch_fails_at_once_with_the_manual_way(clipline, tmp_path, monkeypatch):
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")  # nobody listens there
-    code, _, err = clipline("data", "fetch", "shakespeare", "--to", "new")
-    assert code == 2
+    err = clipline.refused("data", "fetch", "shakespeare", "--to", "new")
     assert "cannot be reached" in err
     assert "clipline data prepare shakespeare --from shakespeare.sqlite.lzma" in err
     assert list(tmp_path.iterdir()) == []
@@ -200,8 +171,7 @@ def test_the_page_on_data_runs_as_printed(clipline, tmp_path, monkeypatch):
     commands = [line for block in shell for line in block.splitlines() if "emnist" not in line]
     assert len(commands) >= 2
     for command in commands:
-        code, _, err = clipline(*command.split()[1:])
-        assert code == 0, err
+        clipline.ok(*command.split()[1:])
     for block in python[1:]:
         exec(compile(block, "docs/howto/data.md", "exec"), {})
 
@@ -243,12 +213,27 @@ def predict(model, batch):
 def test_column_options_go_from_the_command_line_through_the_store_to_predictions(clipline, tmp_path):
     (tmp_path / "rides.csv").write_text(RIDES)
     (tmp_path / "task.py").write_text(TASK)
-    code, _, err = clipline(
-        "data", "prepare", "table", "--from", "rides.csv", "--to", "rides", "--user-column", "rider",
-        "--categories", "city=Bern, Rome", "--categories", "zip=9,007", "--timestamps", "start=hours since 2026-01-01",
-        "--fill", "age=40", "--missing", "0",
-    )  # fmt: skip
-    assert code == 0, err
+    clipline.ok(
+        "data",
+        "prepare",
+        "table",
+        "--from",
+        "rides.csv",
+        "--to",
+        "rides",
+        "--user-column",
+        "rider",
+        "--categories",
+        "city=Bern, Rome",
+        "--categories",
+        "zip=9,007",
+        "--timestamps",
+        "start=hours since 2026-01-01",
+        "--fill",
+        "age=40",
+        "--missing",
+        "0",
+    )
     store = Population.open(tmp_path / "rides")
     assert store.column_options == {
         "missing": 0,
@@ -261,8 +246,7 @@ def test_column_options_go_from_the_command_line_through_the_store_to_prediction
     assert store.of(0)["zip"].tolist() == [1, 1]
     assert store.of(0)["start"].tolist() == [6.0, 48.0]
     assert store.of(0)["age"].tolist() == [40, 50]
-    code, _, err = clipline("train", "task.py", "--data", "rides", "--out", "run", "--no-report")
-    assert code == 0, err
+    clipline.ok("train", "task.py", "--data", "rides", "--out", "run", "--no-report")
     (tmp_path / "new.csv").write_text(
         "zip,start,age,city\n007,2026-01-01 01:30:00,,Bern\n7,2025-12-31 00:00:00,21,Rome\n"
     )
@@ -281,11 +265,8 @@ def test_column_options_go_from_the_command_line_through_the_store_to_prediction
 def test_lists_of_a_table_get_a_width_from_the_command_line(clipline, tmp_path):
     (tmp_path / "t.jsonl").write_text('{"u": "a", "t": [1, 2, 3]}\n{"u": "b", "t": [4]}\n')
     command = ["data", "prepare", "table", "--from", "t.jsonl", "--to", "t", "--user-column", "u"]
-    code, _, err = clipline(*command)
-    assert code == 2
-    assert "lists of 1 to 3 entries in 't': give them one width with --lengths t=128" in err
-    code, _, err = clipline(*command, "--lengths", "t=2", "--pad", "-1")
-    assert code == 0, err
+    assert "lists of 1 to 3 entries in 't': give them one width with --lengths t=128" in clipline.refused(*command)
+    clipline.ok(*command, "--lengths", "t=2", "--pad", "-1")
     people = Population.open(tmp_path / "t")
     assert people.fields["t"].tolist() == [[1, 2], [4, -1]]
     assert people.fields["t_length"].tolist() == [2, 1]
@@ -295,15 +276,12 @@ def test_lists_of_a_table_get_a_width_from_the_command_line(clipline, tmp_path):
     ("said", "expected"),
     [
         (
-            'fill={column: 0} or missing=0 fills them, missing="zero-update" keeps them',
-            "--fill COLUMN=0 or --missing 0 fills them, --missing zero-update keeps them",
+            'fill={column: 0}, or missing="zero-update" keeps them',
+            "--fill COLUMN=0, or --missing zero-update keeps them",
         ),
         ("""timestamps={'t': "hours since 2026-01-01"} counts""", '--timestamps "t=hours since 2026-01-01" counts'),
         ("categories={column: [values]} or", "--categories COLUMN=A,B,... or"),
         ("one width with lengths={'t': 128}", "one width with --lengths t=128"),
-        ("fill['age']='x' must be a finite number", "--fill age='x' must be a finite number"),
-        ("categories names 'ctiy', which is no field", "--categories names 'ctiy', which is no field"),
-        ("pad=0.5 cannot stand in 't'", "--pad 0.5 cannot stand in 't'"),
         ("'a.csv' has no rows", "'a.csv' has no rows"),
     ],
 )

@@ -6,6 +6,7 @@ import sys
 import matplotlib.image
 import numpy as np
 import pytest
+from samples import CommandLine
 
 import clipline
 from clipline.cli.plan import ASKED
@@ -17,14 +18,13 @@ ASK = ["--population-size", "40000", "--cohort-size", "300", "--rounds", "150"]
 
 @pytest.fixture
 def ask(clipline):
-    return lambda *arguments: clipline("plan", *arguments)
+    return CommandLine(clipline, "plan")
 
 
 def test_a_plan_prints_and_speaks_json(ask):
-    code, out, err = ask(*ASK, "--epsilon", "4")
-    assert code == 0, err
+    out, _ = ask.ok(*ASK, "--epsilon", "4")
     assert out.startswith("(epsilon 4.00, delta 8.67e-06)-DP for add-or-remove one user")
-    code, out, _ = ask(*ASK, "--epsilon", "4", "--json")
+    out, _ = ask.ok(*ASK, "--epsilon", "4", "--json")
     answer = json.loads(out)
     for key in ("epsilon", "delta", "noise_multiplier", "delta_noise_multiplier", "count_stddev", "cohort_size",
                 "population_size"):  # fmt: skip
@@ -33,19 +33,22 @@ def test_a_plan_prints_and_speaks_json(ask):
 
 
 def test_the_papers_convention_comes_with_a_warning(ask):
-    code, out, _ = ask(
-        "--population-size", "1000000", "--rounds", "1500", "--epsilon", "5", "--scale", "m=100,z=0.1",
-        "--sampling", "fixed", "--relation", "paper",
-    )  # fmt: skip
-    assert code == 0
+    out, _ = ask.ok(
+        "--population-size",
+        "1000000",
+        "--rounds",
+        "1500",
+        "--epsilon",
+        "5",
+        "--scale",
+        "m=100,z=0.1",
+        "--sampling",
+        "fixed",
+        "--relation",
+        "paper",
+    )
     assert out.startswith("WARNING, not a guarantee")
     assert "513 exactly" in out
-
-
-def test_short_flags_mean_the_same(ask):
-    _, long, _ = ask(*ASK, "--epsilon", "4", "--json")
-    _, short, _ = ask("--users", "40000", "--cohort", "300", "--rounds", "150", "--epsilon", "4", "--json")
-    assert json.loads(long) == json.loads(short)
 
 
 def test_a_warning_is_one_sentence_without_a_place_in_the_code():
@@ -53,23 +56,6 @@ def test_a_warning_is_one_sentence_without_a_place_in_the_code():
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr.startswith("warning: delta=0.01 is above 1 / (number of users)")
     assert ".py" not in done.stderr
-
-
-def test_an_epsilon_that_nobody_can_reach_is_refused_at_once(ask):
-    code, _, err = ask(*ASK, "--epsilon", "1e-300")
-    assert code == 2
-    assert "--epsilon 1e-300 must be a finite number at least 1e-12" in err
-
-
-def test_a_training_file_is_a_question_too(ask, tmp_path):
-    (tmp_path / "t.toml").write_text(
-        "population_size = 40000\ncohort_size = 300\nrounds = 150\nepsilon = 4.0\nserver_lr = 0.5\n"
-    )
-    _, by_file, _ = ask("--config", "t.toml", "--json")
-    _, by_flags, _ = ask(*ASK, "--epsilon", "4", "--json")
-    assert json.loads(by_file) == json.loads(by_flags)
-    _, out, _ = ask("--config", "t.toml", "--noise-multiplier", "1.0", "--json")
-    assert json.loads(out)["found"] == "epsilon"
 
 
 def test_the_plan_of_a_training_names_the_relation_that_the_training_will_name(ask, tmp_path):
@@ -80,8 +66,7 @@ def test_the_plan_of_a_training_names_the_relation_that_the_training_will_name(a
 
     def planned(text, *flags):
         file.write_text(plan + text)
-        code, out, err = ask("--config", "t.toml", "--json", *flags)
-        assert code == 0, err
+        out, _ = ask.ok("--config", "t.toml", "--json", *flags)
         return json.loads(out)["population_size"], json.loads(out)["relation"]
 
     assert planned("population_size = 400\n") == (400, "add-or-remove")
@@ -93,37 +78,13 @@ def test_the_plan_of_a_training_names_the_relation_that_the_training_will_name(a
     assert planned('population_size = 500\ndata = "both"\n') == (500, "add-or-remove")
     assert planned('population_size = 400\ndata = "both"\n', "--population-size", "500") == (500, "add-or-remove")
     file.write_text(plan + 'data = "nowhere"\n')
-    code, _, err = ask("--config", "t.toml")
-    assert code == 2
-    assert "'nowhere' holds no population.json" in err
-
-
-def test_a_plan_says_that_its_users_are_declared_where_that_matters(ask):
-    _, out, _ = ask(*ASK, "--epsilon", "4")
-    assert "population size   40,000 declared beforehand; counted in the data instead, the same epsilon" in out
-    for flags in (["--relation", "zero-out"], ["--sampling", "fixed"]):
-        assert "declared" not in ask(*ASK, "--noise-multiplier", "1", *flags)[1]
+    assert "'nowhere' holds no population.json" in ask.refused("--config", "t.toml")
 
 
 def test_a_plot_is_drawn_once(ask, tmp_path):
-    code, _, err = ask(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
-    assert code == 0, err
+    ask.ok(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
     assert matplotlib.image.imread(tmp_path / "p.png").std() > 0.02
-    code, _, err = ask(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
-    assert code == 2
-    assert "--plot 'p.png' must be a new file" in err
-
-
-@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
-def test_a_plan_that_costs_nothing_beyond_its_delta_is_printed(ask, sampling):
-    # One round moves the sum by at most 1/100 of its noise, 2/100 where users are exchanged: the distributions are at
-    # most 2 Phi(0.01) - 1 = 0.008 apart, so that epsilon is 0 at delta 0.1.
-    asked = ["--population-size", 9, "--cohort-size", 5, "--rounds", 1, "--noise-multiplier", 100, "--delta", 0.1]
-    code, out, err = ask(*asked, "--sampling", sampling)
-    assert (code, err) == (0, "")
-    assert out.startswith("(epsilon 0, delta 0.1)-DP")
-    code, out, _ = ask(*asked, "--sampling", sampling, "--json")
-    assert json.loads(out)["epsilon"] == 0
+    assert "plot='p.png' must be a new file" in ask.refused(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
 
 
 @pytest.mark.parametrize(
@@ -132,49 +93,20 @@ def test_a_plan_that_costs_nothing_beyond_its_delta_is_printed(ask, sampling):
         (["--cohort-size", "3"], "population_size is missing: give --population-size"),
         ([*ASK], "exactly one must be left out"),
         (["--users", "100"], "or epsilon alone for a table"),
-        ([*ASK, "--epsilon", "4", "--count-stddev", "-5"], "--count-stddev -5.0"),
         ([*ASK, "--epsilon", "4", "--plot", "x.abc"], "must be a new file that ends in .png"),
-        ([*ASK, "--epsilon", "4", "--plot", "bad.toml/x.png"], "bad.toml"),
-        ([*ASK, "--epsilon", "x"], "--epsilon 'x' must be a finite number at least 1e-12"),
-        (
-            ["--population-size", "100", "--rounds", "3", "--epsilon", "1", "--scale", "100x0.1"],
-            "of the form m=100,z=0.03",
-        ),
-        (
-            ["--population-size", "9", "--epsilon", "3", "--plot", "x.png"],
-            "give --cohort-size and --rounds for one plan",
-        ),
-        ([*ASK, "--epsilon", "4", "--parameters", "0"], "--parameters 0 must be a whole number at least 1"),
-        ([*ASK, "--epsilon", "4", "--parameters", "1", "--model", "so_lr"], "left out with --model 'so_lr'"),
+        (["--users", "100", "--rounds", "3", "--epsilon", "1", "--scale", "100x0.1"], "of the form m=100,z=0.03"),
+        (["--users", "9", "--epsilon", "3", "--plot", "x.png"], "give --cohort-size and --rounds for one plan"),
+        ([*ASK, "--epsilon", "4", "--parameters", "1", "--model", "so_lr"], "left out with model='so_lr'"),
         ([*ASK, "--epsilon", "4", "--model", "so_r"], "did you mean 'so_lr'?"),
-        ([*ASK, "--epsilon", "4", "--model", "no.py"], "'no.py' must be the path of a Python file"),
         (["--config", "bad.toml"], "unknown key 'chort_size': did you mean 'cohort_size'?"),
-        ([*ASK, "--config", "digits.toml"], "epsilon='a number of too many digits'"),
-        (
-            ["--population-size", "1" + "0" * 24, *ASK[2:], "--epsilon", "4"],
-            "population_size='a number of too many digits'",
-        ),
+        (["--users", "1" + "0" * 24, *ASK[2:], "--epsilon", "4"], "population_size='a number of too many digits'"),
     ],
 )
 def test_bad_questions_get_one_sentence(ask, tmp_path, arguments, words):
     (tmp_path / "bad.toml").write_text("chort_size = 3\n")
-    (tmp_path / "digits.toml").write_text("epsilon = 1" + "0" * 24)
-    code, _, err = ask(*arguments)
-    assert code == 2
+    err = ask.refused(*arguments)
     assert words in err
     assert "Traceback" not in err
-
-
-def test_planning_needs_no_torch():
-    code = (
-        "import sys; sys.argv = ['clipline', 'plan', '--population-size', '1000', '--cohort-size', '10', "
-        "'--rounds', '5', '--noise-multiplier', '1', '--json']\n"
-        "from clipline.cli import main\n"
-        "try: main()\nexcept SystemExit: pass\n"
-        "print([name for name in ('torch', 'matplotlib', 'scipy') if name in sys.modules])"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.splitlines()[-1] == "[]"
 
 
 def test_the_flags_of_a_plan_are_the_keywords_of_the_function():
@@ -205,8 +137,7 @@ def test_what_needs_no_training_starts_without_torch_rich_and_scipy(arguments):
 
 
 def test_users_and_epsilon_alone_give_a_table(ask):
-    code, out, err = ask("--population-size", 500, "--epsilon", 3)  # delta: 500^-1.1 = e^(-1.1 * 6.2146) = 0.0010743
-    assert code == 0, err
+    out, _ = ask.ok("--population-size", 500, "--epsilon", 3)
     assert out.startswith("(epsilon 3.00, delta 0.00108) for add-or-remove one user, Poisson sampling, 500 users")
     for words in ("bands of the noise", "  200 ", "3,000 rounds", "most parameters", "--noise banded"):
         assert words in out
@@ -225,8 +156,7 @@ def test_users_and_epsilon_alone_give_a_table(ask):
 
 def test_a_model_gets_a_verdict_and_what_would_help(ask):
     asked = ["--population-size", 20_000, "--epsilon", 3, "--cohort-size", 500, "--rounds", 1000]
-    code, out, err = ask(*asked, "--parameters", "1206590")
-    assert code == 0, err
+    out, _ = ask.ok(*asked, "--parameters", "1206590")
     assert "hopeless: the noise is 2.9 times the longest possible mean update" in out
     answer = json.loads(ask(*asked, "--model", "emnist_cr", "--json")[1])
     assert (answer["parameters"], answer["verdict"]) == (1_206_590, "hopeless")
@@ -262,22 +192,9 @@ def test_the_parameters_of_a_file_are_counted_and_its_adapters_too(ask, tmp_path
     assert json.loads(ask(*asked, "--model", "m.py", "--json")[1])["parameters"] == 2
 
 
-def test_explain_adds_lines_and_changes_none(ask):
-    for asked in (
-        [*ASK, "--epsilon", "4", "--parameters", "9000000"],
-        ["--population-size", "2000", "--epsilon", "3", "--rounds", "100"],
-    ):
-        plain, explained = ask(*asked)[1].splitlines(), ask(*asked, "--explain")[1].splitlines()
-        assert [line for line in explained if not line.startswith(" " * 22)] == plain
-        assert len(explained) > len(plain) + 8
-        assert max(map(len, explained)) <= 120
-
-
 def test_a_file_whose_model_cannot_be_counted_is_refused_in_a_sentence(ask, tmp_path):
     for text, words in (
         ("TASK = 3\n", "defines TASK, whose model depends on its data: give --parameters instead"),
-        ("loss = 3\n", "must define model()"),
-        ("def model():\n    return 3\n", "gave int but must give a torch.nn.Module"),
         ("from torch import nn\ndef model():\n    return nn.ReLU()\n", "one with a parameter to train"),
     ):
         (tmp_path / "m.py").write_text(text)

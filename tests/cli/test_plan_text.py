@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from clipline.cli.plan_text import noise_rows, plan_text, remedy_rows, row_lines, table_text, text_curve
+from clipline.cli.plan_text import noise_rows, plan_text, remedy_rows, table_text, text_curve
 from clipline.privacy import NoiseTable, Relation
-from clipline.privacy.feasibility import Adapters, NoiseCell, Remedies
+from clipline.privacy.feasibility import NoiseCell, Remedies
 from clipline.privacy.planning import plan
 
 KNOWN = {"population_size": 10_000, "cohort_size": 100, "rounds": 300, "noise_multiplier": 0.9}
@@ -24,14 +24,7 @@ def test_one_screen_says_everything(known):
     assert text == plan_text(known)
     assert len(text.splitlines()) <= 24
     assert max(map(len, text.splitlines())) <= 120
-    for words in (
-        "-DP for add-or-remove one user",
-        "10,000",
-        "give or take 9.95",
-        "replace-one",
-        "zero-out",
-        "300 rounds",
-    ):
+    for words in ("-DP for add-or-remove one user", "10,000", "replace-one", "zero-out", "300 rounds"):
         assert words in text
     assert "below Renyi's" in text
 
@@ -41,19 +34,10 @@ def row(text, name):
     return line
 
 
-@pytest.mark.parametrize(
-    ("asked", "marked"),
-    [
-        ("epsilon", []),  # stands in the first line
-        ("noise_multiplier", ["noise multiplier"]),
-        ("cohort_size", ["cohort size"]),
-        ("rounds", ["rounds"]),
-        ("scale", ["cohort size", "noise multiplier"]),
-    ],
-)
-def test_what_was_asked_for_is_marked(known, asked, marked):
-    lines = str(dataclasses.replace(known, found=asked)).splitlines()
-    assert [line[2:20].strip() for line in lines if line.startswith("> ")] == marked
+def test_what_was_asked_for_is_marked(known):
+    for asked, marked in (("epsilon", []), ("rounds", ["rounds"]), ("scale", ["cohort size", "noise multiplier"])):
+        lines = str(dataclasses.replace(known, found=asked)).splitlines()
+        assert [line[2:20].strip() for line in lines if line.startswith("> ")] == marked
 
 
 def test_the_numbers_of_a_row_are_those_of_the_settings(known):
@@ -68,13 +52,6 @@ def test_the_numbers_of_a_row_are_those_of_the_settings(known):
     assert "0.9037 clips a coordinate on the sum, 0.00904 clips on the mean update" in row(text, "noise")
 
 
-def test_a_fixed_size_is_exact_and_needs_no_declared_number_of_users(known):
-    assert "declared beforehand" in row(str(known), "population size")
-    fixed = str(plan(**KNOWN, sampling="fixed"))
-    assert "100 exactly" in row(fixed, "cohort size")
-    assert "declared" not in row(fixed, "population size")
-
-
 def test_an_epsilon_of_the_comparison_is_rounded_up(known):
     printed = re.findall(
         r"\d+\.\d+", "".join(line for line in str(known).splitlines() if line[4:].startswith(("poisson ", "fixed ")))
@@ -85,31 +62,12 @@ def test_an_epsilon_of_the_comparison_is_rounded_up(known):
         assert epsilon <= float(text) <= epsilon * 1.001
 
 
-def test_the_tighter_accountant_is_named_with_what_the_other_says(known):
-    line = row(str(known), "accountant")
-    assert "privacy loss" in line
-    assert "below Renyi's" in line
-    by_renyi = dataclasses.replace(known, guarantee=dataclasses.replace(known.guarantee, accountant="renyi", order=3.0))
-    assert row(str(by_renyi), "accountant").endswith("renyi, tighter here than the privacy loss")
-
-
-def test_the_picture_of_the_curve_ends_full_and_is_labelled_at_both_ends(known):
-    picture = text_curve(known.curve)
-    assert picture[0].endswith("█")
-    assert picture[-1].endswith("300 rounds")
-    assert picture[-1].split("+")[1].startswith(f"{known.curve[0][0]}-")
-
-
 def test_bars_are_as_high_as_their_numbers():
     # Heights 1, 2 and 4 of 4, in a picture of 4 lines: each bar fills that many lines.
     picture = text_curve(((1, 0.5), (2, 1.0), (4, 2.0)), height=4)
     bars = [line.split("|")[1] for line in picture[:-1]]
     assert [bar[0::5] for bar in bars] == ["  █", "  █", " ██", "███"]
     assert text_curve(((1, 0.25), (2, 1.0)), height=1)[0].split("|")[1] == "▂▂▂▂▂█████"  # a quarter is two eighths
-
-
-def test_no_points_are_said_to_be_none():
-    assert text_curve(()) == ["    none: not private"]
 
 
 CELLS = (
@@ -161,19 +119,6 @@ def test_explanations_are_extra_lines():
     assert str(made()) == table_text(made())
 
 
-def test_the_papers_convention_comes_with_a_warning():
-    assert table_text(made(relation=Relation.PAPER)).startswith("WARNING, not a guarantee")
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(999, "999"), (1_000, "1.0k"), (1_299_999, "1.2M"), (27_777, "27k"), (3 * 10**9, "3.0G")]
-)
-def test_numbers_of_parameters_are_short_and_rounded_down(number, text):
-    noise = 1000 / (number + 0.5) ** 0.5
-    table = NoiseTable(9_000, 3.0, 1e-5, Relation.ADD_OR_REMOVE, "poisson", (NoiseCell(1000, 5, noise, noise),))
-    assert rows(table_text(table), "most parameters")[0] == ["1,000", text]
-
-
 FOUND = Remedies(1.0, 12_341, (1_234_567, 30_001), 98_765, None, 7.123)
 
 
@@ -192,30 +137,9 @@ def test_what_does_not_help_is_said_not_to():
     assert said["weaker promise"].endswith("promises little")
 
 
-def test_adapters_are_named_where_the_matrices_are_known():
-    adapters = Remedies(1.0, None, (1, 1), 9, Adapters(4, 24, 12_000), 1.0)
-    assert (remedy_rows(adapters, 9, 3))["adapters"] == (
-        "of rank 4 on its 24 matrices, the rest frozen: 12,000 trained"
-    )
-
-
 def test_noise_is_told_against_the_longest_and_against_a_typical_update():
     # By hand, 1 / 0.02 = 50 users: sqrt(0.02 + 0.98 / 50) = 0.19900; 0.398 / 0.199 = 2.0.
     said = noise_rows(0.3979, 1000, 50)
     assert said["can it train?"].startswith("feasible: the noise is 0.40 times the longest possible mean update")
     assert "the noise is 2.0 times a mean update of 0.2 clips" in said["typical update"]
     assert "cosine of 0.02" in said["typical update"]
-
-
-def test_lines_mark_what_was_found_and_explain_if_asked():
-    rows = {"noise": "text", "rounds": "more"}
-    assert row_lines(rows, explain=False, found=("rounds",)) == [
-        "  noise" + " " * 13 + "text",
-        "> rounds" + " " * 12 + "more",
-    ]
-    assert [line.strip()[:8] for line in row_lines(rows, explain=True)][1::2] == ["the clip", "each rou"]
-
-
-def test_a_lower_server_rate_is_advised_where_noise_is_not_small():
-    assert "server rate" not in (noise_rows(0.2, 1000, 50))
-    assert (noise_rows(0.21, 1000, 50))["server rate"].startswith("SGD's may have to be lower")

@@ -13,11 +13,8 @@ from clipline.errors import SettingError
 
 def test_a_kept_column_is_not_overwritten_by_a_prediction_of_several_numbers():
     scores = np.array([[0.25, 0.75]])
-    assert _columns({"id": np.array([7]), "prediction": scores}) == {
-        "id": [7],
-        "prediction_0": 0.25,
-        "prediction_1": 0.75,
-    }
+    written = _columns({"id": np.array([7]), "prediction": scores})
+    assert written == {"id": [7], "prediction_0": 0.25, "prediction_1": 0.75}
     with pytest.raises(SettingError, match="keep='prediction_1' must be named other than the predictions: rename"):
         _columns({"prediction_1": np.array([7]), "prediction": scores})
 

@@ -103,8 +103,3 @@ def test_the_directory_of_one_run_is_checked_too(clipline, tmp_path):
     assert code == 1
     assert out.startswith("run: No guarantee is on record: claim none.")
     assert "charges a noise multiplier of 9, settings.toml has 1" in err
-
-
-def test_a_folder_that_is_not_there_is_said_to_be_missing(monkeypatch, tmp_path, capsys):
-    assert called(monkeypatch, "check", tmp_path / "no") == 2
-    assert "does not exist: give a run directory or a study directory" in capsys.readouterr().err

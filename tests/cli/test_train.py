@@ -12,8 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clipline import Compute, HopelessNoiseWarning
-from clipline.cli.train import command, resolve
+from clipline import HopelessNoiseWarning
 from clipline.privacy.accountant import account
 from clipline.privacy.ledger import Ledger
 from clipline.tasks.handwriting import HandwritingNet
@@ -29,8 +28,7 @@ def lines(path):
 
 
 def test_a_run_leaves_everything_that_a_reviewer_needs_and_a_summary_to_quote(clipline, real_curves, tmp_path):
-    code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--seed", 2**61, "--out", "run")
-    assert code == 0, err
+    out, err = clipline.ok("train", *SMALL, "--noise-multiplier", "0.7", "--seed", 2**61, "--out", "run")
     run = tmp_path / "run"
     assert sorted(path.name for path in run.iterdir()) == FILES
     metrics = lines(run / "metrics.jsonl")
@@ -73,20 +71,17 @@ def test_a_run_leaves_everything_that_a_reviewer_needs_and_a_summary_to_quote(cl
 
 def test_without_a_seed_the_noise_is_the_systems_and_a_seed_for_it_has_to_be_given(clipline, tmp_path):
     flags = [*SMALL[:4], "--rounds", "1", "--noise-multiplier", "0.7", "--no-report"]
-    code, out, err = clipline("train", *flags, "--out", "r")
-    assert code == 0, err
+    out, _ = clipline.ok("train", *flags, "--out", "r")
     assert "seed" not in out
     settings = tomllib.loads((tmp_path / "r" / "settings.toml").read_text())
     assert settings["noise_source"] == "system"
     assert "resume.key" not in [path.name for path in (tmp_path / "r").iterdir()]
-    code, _, err = clipline("train", *flags, "--noise-source", "seed", "--out", "s")
-    assert code == 2
-    assert "seed is missing, from which --noise-source 'seed' draws: give --seed 7, or leave --noise-source out" in err
+    err = clipline.refused("train", *flags, "--noise-source", "seed", "--out", "s")
+    assert "seed=None must be given where noise_source='seed': give --seed 7, or leave --noise-source out" in err
 
 
 def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
-    code, out, err = clipline("train", *SMALL, "--sampling", "fixed", "--epsilon", "6", "--delta", "1e-3", "--json")
-    assert code == 0, err
+    out, _ = clipline.ok("train", *SMALL, "--sampling", "fixed", "--epsilon", "6", "--delta", "1e-3", "--json")
     answer = json.loads(out.splitlines()[-1])
     for key in ("task", "metric", "metric_name", "epsilon", "delta", "relation", "sampler", "accountant", "rounds"):
         assert key in answer
@@ -108,8 +103,7 @@ def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
 
 
 def test_a_training_that_fails_says_so_before_and_after_and_on_its_report(clipline, tmp_path):
-    code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.3", "--seed", 2**61, "--out", "r")
-    assert code == 0, err
+    out, err = clipline.ok("train", *SMALL, "--noise-multiplier", "0.3", "--seed", 2**61, "--out", "r")
     assert re.search(r"^server rate 1 may have to be lower: .* The noise here is 0\.7\d clips\.$", err, re.MULTILINE)
     # 5,994 parameters: 0.3 / 30 * sqrt(5994) = 0.774 clips, and a little more for the count
     assert re.search(
@@ -135,8 +129,7 @@ def test_a_training_that_fails_says_so_before_and_after_and_on_its_report(clipli
 
 def test_early_stopping_gives_the_best_model_and_charges_all_rounds(clipline, tmp_path):
     flags = ["--noise-multiplier", "3", "--evaluate-every", "1", "--rounds", "60", "--early-stopping", "accuracy"]
-    code, out, err = clipline("train", *SMALL, *flags, "--seed", 2**61, "--out", "r", "--json")
-    assert code == 0, err
+    out, _ = clipline.ok("train", *SMALL, *flags, "--seed", 2**61, "--out", "r", "--json")
     answer = json.loads(out.splitlines()[-1])
     done = len(lines(tmp_path / "r" / "metrics.jsonl"))
     assert (answer["stopped"], answer["rounds"], done < 60) == ("early", 60, True)
@@ -153,10 +146,7 @@ def test_early_stopping_gives_the_best_model_and_charges_all_rounds(clipline, tm
 
 def test_event_files_on_request_and_no_report_on_request(clipline, tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    code, out, err = clipline(
-        "train", *SMALL, "--noise-multiplier", "0.7", "--tensorboard", "--no-report", "--out", "r"
-    )
-    assert code == 0, err
+    out, _ = clipline.ok("train", *SMALL, "--noise-multiplier", "0.7", "--tensorboard", "--no-report", "--out", "r")
     assert "report" not in out
     events = [path.name for path in (tmp_path / "r").iterdir() if path.name not in FILES]
     assert len(events) == 1
@@ -166,8 +156,7 @@ def test_event_files_on_request_and_no_report_on_request(clipline, tmp_path):
 
 def test_times_of_rounds_are_stored_on_request_and_the_settings_show_it(clipline, tmp_path):
     flags = [*SMALL[:4], "--rounds", "1", "--workers", "1", "--noise-multiplier", "0.7", "--no-report"]
-    code, _, err = clipline("train", *flags, "--unprivate-timing", "--out", "timed")
-    assert code == 0, err
+    clipline.ok("train", *flags, "--unprivate-timing", "--out", "timed")
     assert all(line["unprivate_seconds"] > 0 for line in lines(tmp_path / "timed" / "metrics.jsonl"))
     assert tomllib.loads((tmp_path / "timed" / "settings.toml").read_text())["unprivate_timing"] is True
 
@@ -179,13 +168,6 @@ def test_without_noise_it_says_not_private_everywhere(clipline, tmp_path):
     assert "not private" in answer["guarantee"]
     assert "not private" in err
     assert lines(tmp_path / "run" / "metrics.jsonl")[0]["epsilon"] is None
-
-
-@pytest.mark.parametrize(("clip", "expected"), [("0.25", 0.25), ("fixed", 0.7)])
-def test_a_fixed_clip_by_number_or_by_the_tasks_own_value(clip, expected):
-    flag = next(param for param in command.params if param.name == "clip")
-    _, settings = resolve(None, None, {"clip": flag.type.convert(clip, flag, None)})
-    assert settings.controller().init().clip == expected
 
 
 def interrupted_after(rounds):
@@ -211,8 +193,7 @@ def test_an_interrupted_run_resumes_to_the_same_model_with_any_number_of_workers
     assert Ledger.read(tmp_path / "part" / "ledger.jsonl").rounds == 3
     assert '"state":"interrupted"' in (tmp_path / "part" / "report.html").read_text()
     shutil.copytree(tmp_path / "part", tmp_path / "shared")
-    code, out, err = clipline("train", "--resume", "part")
-    assert code == 0, err
+    clipline.ok("train", "--resume", "part")
     whole, part = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part"))
     assert all(torch.equal(whole[name], part[name]) for name in whole)
     for name in ("ledger.jsonl", "settings.toml"):
@@ -220,8 +201,7 @@ def test_an_interrupted_run_resumes_to_the_same_model_with_any_number_of_workers
     assert sorted(path.name for path in (tmp_path / "part").iterdir()) == FILES
     code, _, err = clipline("train", "--resume", "part")
     assert (code, "is a finished run" in err) == (2, True)
-    code, _, err = clipline("train", "--resume", "shared", "--workers", "2")
-    assert code == 0, err
+    _, err = clipline.ok("train", "--resume", "shared", "--workers", "2")
     assert "training 6 rounds on 300 users by 2 workers for (epsilon" in err
     assert Ledger.read(tmp_path / "shared" / "ledger.jsonl").rounds == 6
     shared = load_file(tmp_path / "shared" / "model.safetensors")
@@ -240,93 +220,32 @@ def test_a_folder_in_which_another_process_is_at_work_is_refused_and_stays_as_it
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_a_refused_resume_frees_the_folder(clipline, tmp_path):
-    (tmp_path / "run").mkdir()
-    for _ in range(2):  # the same sentence twice: the first has not kept the lock
-        code, _, err = clipline("train", "--resume", "run")
-        assert code == 2
-        assert "settings.toml' does not exist" in err
-
-
-def test_by_default_there_is_a_worker_for_every_core_but_no_more_than_users(clipline, monkeypatch):
-    monkeypatch.setattr("clipline.engine.workers.forked.usable_cores", lambda: 2)
-    flags = ["--population-size", "300", "--cohort-size", "30", "--rounds", "1", "--noise-multiplier", "0"]
-    _, _, err = clipline("train", *flags, "--no-report")
-    assert "by 2 workers" in err
-    assert [Compute(workers=None).resolved(10, users).workers for users in (1, 2, 30)] == [1, 2, 2]
-
-
-def test_as_many_users_are_drawn_as_are_declared(clipline, tmp_path):
-    flags = ["--noise-multiplier", "0.7", "--population-size", "1000", "--json", "--out", "declared"]
-    _, out, _ = clipline("train", *SMALL[:4], "--rounds", "1", "--workers", "1", *flags)
-    declared = json.loads(out)
-    assert (declared["users"], declared["population_size"]) == (1000, 1000)
-    assert declared["delta"] == pytest.approx(10**-3.3)  # 1000^-1.1
-    (event,) = Ledger.read(tmp_path / "declared" / "ledger.jsonl").events
-    assert event.sampling.rate == 0.03  # 30 of 1000
-    assert tomllib.loads((tmp_path / "declared" / "settings.toml").read_text())["population_size"] == 1000
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--population-size", "20"], "--cohort-size 30 must be at most the population, 20 users"),
-        (
-            ["--population-size", "20", "--sampling", "fixed"],
-            "--cohort-size 30 must be at most the population, 20 users",
-        ),
-        (
-            ["--relation", "add-or-remove", "--sampling", "fixed"],
-            "--relation 'add-or-remove' must be replace-one or zero",
-        ),
-        (["--rounds", "many"], "--rounds 'many' must be a whole number at least 1"),
-        (["--count-stddev", "-1"], "--count-stddev -1.0 must be a finite number at least 0"),
+        (["--population-size", "20"], "cohort_size=30 must be at most the population, 20 users"),
+        (["--relation", "add-or-remove", "--sampling", "fixed"], "relation='add-or-remove' must be replace-one or"),
         (["final.toml"], "or FILE.py: give settings as --config final.toml"),
         (["handwritting"], "emnist_cr, shakespeare, so_lr, so_nwp: did you mean 'handwriting'?"),
-        (["--epsilon", "0"], "--epsilon 0.0 must be a finite number at least 1e-12"),
         (["--epsilon", "2", "--noise-multiplier", "1"], "one follows from the other"),
-        (
-            ["--clip", "quantil"],
-            "--clip 'quantil' must be one of quantile, fixed, none or a number: did you mean 'quantile'?",
-        ),
-        (["--clip", "5e-324"], "--clip 5e-324 must be a finite number at least 1e-30 and at most 1e+30"),
-        (["--clip", "1", "--noise-multiplier", "1e-300"], "delta_noise_multiplier * clip=1e-300 must be a finite"),
+        (["--clip", "quantil"], "clip='quantil' must be one of quantile, fixed, none or a number: did you mean 'quan"),
         (["--clip", "none"], "clip=inf must be finite where noise is added"),
-        (["--device", "tpu9"], "--device 'tpu9'"),
-        (["--device", "gpu"], "--device 'gpu' must be auto, cpu or cuda: did you mean 'cuda'?"),
-        (["--workers", "0"], "--workers 0 must be a whole number at least 1: 1 trains in this process alone"),
-        (["--config", "missing.toml"], "--config 'missing.toml' does not exist"),
+        (["--device", "gpu"], "device='gpu' must be auto, cpu or cuda: did you mean 'cuda'?"),
+        (["--config", "missing.toml"], "config='missing.toml' does not exist"),
         (["--config", "bad.toml"], "config 'bad.toml' has the unknown key 'ronds': did you mean 'rounds'?"),
         (["--config", "broken.toml"], "cannot be read as TOML"),
-        (["--config", "typed.toml"], "rounds='many' must be a whole number"),
-        (
-            ["--noise-multiplier", "9", "--count-stddev", "1"],
-            "raise --count-stddev or --cohort-size, or lower --noise-multiplier",
-        ),
+        (["--noise-multiplier", "9", "--count-stddev", "1"], "raise count_stddev or cohort_size, or lower noise_mul"),
         (["--out", "bad.toml/x"], "bad.toml"),
-        (["--out", "x" * 300], "name too long"),
-        (["--config", "device.toml"], "device=1.5 must be auto, cpu or cuda"),
-        (
-            ["--noise-multiplier", "0", "--max-epsilon", "4"],
-            "--max-epsilon 4.0 must be left out where there is no noise",
-        ),
-        (["--out", "used"], "--out 'used' must be a folder that is new or empty"),
         (["--resume", "nowhere"], "does not exist"),
     ],
 )
 def test_bad_input_is_one_sentence_exit_code_2_and_no_directory(clipline, tmp_path, arguments, words):
     (tmp_path / "bad.toml").write_text("ronds = 3\n")
     (tmp_path / "broken.toml").write_text("rounds = = 3\n")
-    (tmp_path / "typed.toml").write_text('rounds = "many"\n')
-    (tmp_path / "device.toml").write_text("device = 1.5\n")
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "mine.txt").write_text("keep me")
     before = sorted(tmp_path.rglob("*"))
     base = [] if arguments[0] == "--resume" else ["--population-size", "300", "--cohort-size", "30", "--rounds", "2"]
     out = [] if arguments[0] in ("--out", "--resume") else ["--out", "new"]
-    words = words.replace("name too long", "File name too long")
-    code, _, err = clipline("train", *base, *out, *arguments)
-    assert code == 2
+    err = clipline.refused("train", *base, *out, *arguments)
     last = err.splitlines()[-1]
     assert words in last
     assert last.startswith("error: ")
@@ -334,15 +253,8 @@ def test_bad_input_is_one_sentence_exit_code_2_and_no_directory(clipline, tmp_pa
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_unknown_flag_is_refused_with_the_nearest(clipline):
-    code, _, err = clipline("train", "--roundz", "3")
-    assert code == 2
-    assert "--rounds" in err
-
-
 def test_help_is_there_for_everything(clipline):
-    code, out, _ = clipline("--help")
-    assert code == 0
+    out, _ = clipline.ok("--help")
     assert "train" in out
     assert "reproduce" in out
     code, out, _ = clipline("train", "-h")
@@ -359,18 +271,9 @@ def test_help_is_there_for_everything(clipline):
     assert out.strip() == "clipline 0.1.0"
 
 
-def test_a_path_that_is_no_text_is_printed_all_the_same(clipline, tmp_path):
-    name = "run \udcff"  # as Python reads a byte that is no UTF-8
-    code, out, err = clipline("train", *SMALL, "--noise-multiplier", "0.7", "--out", name)
-    assert code == 0, err
-    assert r"in run \udcff: curves.png" in out
-    assert sorted(path.name for path in (tmp_path / name).iterdir()) == FILES
-
-
 def test_a_seed_that_is_easily_guessed_is_not_private_wherever_one_looks(clipline):
     few = [*SMALL[:4], "--rounds", "2", "--workers", "1", "--noise-multiplier", "0.9", "--seed", "7"]
-    code, out, _ = clipline("train", *few, "--out", "guessed")
-    assert code == 0
+    out, _ = clipline.ok("train", *few, "--out", "guessed")
     assert "not private: cohorts and noise come from seed 7, which is easily guessed" in out
     code, _, err = clipline("study", "check", "guessed")
     assert code == 1
@@ -384,7 +287,6 @@ def test_a_seed_that_is_easily_guessed_is_not_private_wherever_one_looks(cliplin
 def test_a_run_that_a_program_made_is_resumed_by_that_program(clipline, tmp_path):
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "settings.toml").write_text("rounds = 4\n[local]\nlr = 0.1\n")
-    code, _, err = clipline("train", "--resume", "made")
-    assert code == 2
+    err = clipline.refused("train", "--resume", "made")
     assert "was made by a program" in err
     assert "training.resume('made')" in err

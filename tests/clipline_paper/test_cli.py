@@ -8,8 +8,7 @@ TINY = ("--rounds", 3, "--cohort-size", 4, "--quantiles", "0.5", "--server-rates
 
 
 def test_a_figure_is_trained_once_checked_and_refused_at_another_scale(clipline, tmp_path):
-    code, out, err = clipline("reproduce", "fig3", "--out", "s", *TINY)
-    assert code == 0, err
+    out, err = clipline.ok("reproduce", "fig3", "--out", "s", *TINY)
     assert "without clipping: accuracy 0." in out
     assert "  this shows that it runs, not the finding" in out  # three rounds
     assert "runs 2/2 done" in err
@@ -67,18 +66,14 @@ def test_a_task_that_cannot_end_does_not_stop_the_next(clipline, monkeypatch):
     [
         (("fig8",), "WHAT 'fig8' must be one of fig1, fig2"),
         (("fig7", "--task", "emnist_cr,emnist"), "task='emnist' must be one of"),
-        (("fig7", "--scale", "large"), "--scale 'large' must be one of smoke, small, paper"),
-        (("fig7", "--rounds", "0"), "--rounds 0 must be a whole number at least 1"),
+        (("fig7", "--scale", "large"), "scale='large' must be one of smoke, small, paper"),
         (("fig7", "--quantiles", "half"), "quantiles='half' must be numbers separated by commas"),
         (("fig7", "--noises", "0.1"), "noises=[0.1] must be a list with 0"),
         (("fig7", "--noises", "-0.5,0"), "noises=[-0.5, 0.0] must be different numbers at least 0 and below 10"),
-        (("fig7", "--noises", "0,12"), "noises=[0.0, 12.0] must be different numbers at least 0 and below 10"),
-        (("fig7", "--seeds", "0"), "--seeds 0 must be at least 1"),
-        (("fig7", "--seeds", "1000000000000"), "--seeds 1000000000000 must be at most 100000"),
-        (("fig7", "--overwrite"), "--overwrite must be left out for fig7"),
+        (("fig7", "--seeds", "1000000000000"), "seeds=1000000000000 must be at most 100000"),
+        (("fig7", "--overwrite"), "overwrite=True must be left out for fig7"),
         (("fig1", "--task", "all"), "task='all' must be left out for fig1, which trains nothing"),
-        (("fig2", "--seeds", "3"), "--seeds 3 must be left out for fig2"),
-        (("fig7", "--task", "emnist_cr", "--data", "nowhere"), "--data 'nowhere' must be a folder"),
+        (("fig7", "--task", "emnist_cr", "--data", "nowhere"), "data='nowhere' must be a folder"),
     ],
 )
 def test_what_cannot_be_reproduced_is_refused_before_anything_is_written(clipline, tmp_path, arguments, message):

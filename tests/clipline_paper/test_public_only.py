@@ -34,11 +34,6 @@ def test_the_papers_package_imports_public_names_only(path):
             assert name in importlib.import_module(module).__all__, f"{name} is not public in {module}"
 
 
-def test_the_reader_of_imports_sees_them():
-    found = set(imports(ROOT / "src" / "clipline_paper" / "cli.py"))
-    assert {("clipline.cli", "Command"), ("clipline.tasks", "Task"), ("clipline.study", "StudyDirectory")} <= found
-
-
 def test_clipline_does_without_the_papers_package():
     for path in sorted((ROOT / "src" / "clipline").rglob("*.py")):
         assert not re.search(r"^\s*(from|import) clipline_paper", path.read_text(encoding="utf-8"), re.MULTILINE), path

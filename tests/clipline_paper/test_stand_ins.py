@@ -1,10 +1,10 @@
-"""Stand-ins keep to the tasks' formats, and a simple guess from other users' examples beats the commonest answer."""
+"""Stand-ins can be learned: a simple guess from other users' examples beats the commonest answer."""
 
 import numpy as np
 import pytest
 
 from clipline_paper.paper_task import TEST_FIRST
-from clipline_paper.stand_ins import cifar100_users, emnist_users, shakespeare_users, so_lr_users, so_nwp_users
+from clipline_paper.stand_ins import emnist_users, shakespeare_users, so_lr_users, so_nwp_users
 
 
 def test_the_word_before_says_more_than_the_commonest_word():
@@ -47,21 +47,6 @@ def test_words_say_more_of_tags_than_the_commonest_tags():
     assert recall_at_5(scores, tags) > 0.5
 
 
-def test_pictures_of_a_class_look_alike_in_what_crops_keep():
-    """The nearest mean spectrum names the class; by chance it would be one in a hundred."""
-
-    def spectra(population):
-        crops = population.fields["pixels"][:, 4:28, 4:28].astype(np.float32)
-        sizes = np.abs(np.fft.rfft2(crops - crops.mean(axis=(1, 2), keepdims=True), axes=(1, 2)))[:, :, :8]
-        flat = sizes.reshape(len(crops), -1)
-        return flat / np.linalg.norm(flat, axis=1, keepdims=True), population.fields["labels"]
-
-    (seen, labels), (asked, truth) = spectra(cifar100_users(0, 40)), spectra(cifar100_users(TEST_FIRST, 4))
-    means = np.stack([seen[labels == label].mean(axis=0) for label in range(100)])
-    guess = (asked @ (means / np.linalg.norm(means, axis=1, keepdims=True)).T).argmax(axis=1)
-    assert (guess == truth).mean() > 0.8
-
-
 GENERATORS = {
     "emnist": lambda first, users: emnist_users(first, users, mean_examples=10),
     "shakespeare": shakespeare_users,
@@ -82,37 +67,3 @@ def test_users_do_not_depend_on_how_many_there_are_and_test_users_are_others(nam
     test = {row.tobytes() for row in make(TEST_FIRST, 6).fields[field]}
     shared = [row.tobytes() in test for row in many.fields[field]]
     assert np.mean(shared) < 0.02  # the shortest sentences meet by chance
-
-
-def test_pictures_are_the_same_every_time_and_their_labels_are_uneven_by_user():
-    first, again = cifar100_users(0, 4), cifar100_users(0, 4)
-    np.testing.assert_array_equal(first.fields["pixels"], again.fields["pixels"])
-    assert [first.size(user) for user in range(4)] == [100] * 4
-    assert np.bincount(first.fields["labels"], minlength=100).tolist() == [4] * 100
-    assert len(np.unique(first.of(0)["labels"] // 5)) < 20
-    other = cifar100_users(TEST_FIRST, 4)
-    assert not {p.tobytes() for p in first.fields["pixels"]} & {p.tobytes() for p in other.fields["pixels"]}
-
-
-def test_stand_ins_keep_to_the_rules_of_the_text_tasks():
-    rows = shakespeare_users(0, 30).fields["tokens"]
-    assert rows.max() == 89
-    assert ((rows == 88).sum(axis=1) <= 1).all()
-    assert (rows[:, 0] == 88).sum() == (rows == 88).sum()  # a snippet begins a row
-    tokens = so_nwp_users(0, 5).fields["tokens"]
-    assert tokens.dtype == np.int16
-    assert (tokens[:, 0] == 10_002).all()
-    full = (tokens[:, 1:] != 0).all(axis=1) & (tokens[:, -1] != 10_003)
-    np.testing.assert_array_equal((tokens == 10_003).sum(axis=1), np.where(full, 0, 1))
-    posts = so_lr_users(0, 5).fields
-    assert posts["weights"].sum(axis=1).max() <= 1 + 1e-5
-    assert ((posts["words"] == 10_000) == (posts["weights"] == 0)).all()
-    assert posts["tags"].max() < 500
-    assert (posts["tags"][:, 0] >= 0).all()
-
-
-def test_nobody_in_the_stack_overflow_stand_in_has_more_than_a_thousand_examples():
-    sizes = np.diff(so_nwp_users(0, 60).offsets)
-    assert sizes.max() == 1000
-    assert sizes.min() >= 1
-    assert 100 < sizes.mean() < 450

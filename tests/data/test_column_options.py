@@ -42,10 +42,7 @@ def test_options_of_a_dataframe(library):
     population = Population.from_dataframe(frame, user="rider", **OPTIONS)
     check(population)
     new = population.fields_of(frame.select(["city", "start"]) if library != "pandas" else frame[["city", "start"]])
-    assert {name: field.tolist() for name, field in new.items()} == {
-        "city": [1, 2, 2, 0],
-        "start": [12.0, -24.0, 24.5, 0.0],
-    }
+    assert (new["city"].tolist(), new["start"].tolist()) == ([1, 2, 2, 0], [12.0, -24.0, 24.5, 0.0])
 
 
 def test_options_of_arrays_of_files_and_of_stores(tmp_path):
@@ -98,35 +95,21 @@ def test_days_and_arrays_of_text_are_times_too():
     assert "4711" not in str(error.value)
 
 
-def test_whole_numbers_may_be_categories_with_or_without_gaps():
-    options = {"categories": {"code": [30, 10]}}
-    for codes, expected in (([10, 20, 30], [1, 2, 0]), ([10, None, 30], [1, 2, 0])):
-        frame = pa.table({"u": ["a", "b", "c"], "code": codes})
-        assert Population.from_dataframe(frame, user="u", **options).fields["code"].tolist() == expected
-        assert Population.from_arrays(["a", "b", "c"], code=codes, **options).fields["code"].tolist() == expected
-
-
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
         ({"missing": "mean"}, SettingError, "missing='mean' must be a finite number"),
-        ({"missing": np.nan}, SettingError, "missing="),
         ({"missing": np.zeros(4)}, SettingError, "missing='ndarray'"),
         ({"fill": 3}, SettingError, "fill='int' must be a dict by column"),
         ({"fill": {"x": np.inf}}, SettingError, "fill['x']=inf must be a finite number"),
         ({"fill": {"z": 1}}, PopulationError, "fill names 'z', which is no field"),
         ({"categories": {"x": "ab"}}, SettingError, "categories['x']='str' must be a list"),
-        ({"categories": {"x": []}}, SettingError, "a list of at least 1 value"),
         ({"categories": {"x": ["a", 1]}}, SettingError, "all text or all whole numbers"),
         ({"categories": {"x": ["a", "a"]}}, SettingError, "comes twice"),
         ({"categories": {"x": ["1", "2"]}}, PopulationError, "field 'x' holds numbers but its categories are text"),
         ({"timestamps": {"x": "hours"}}, SettingError, "hours or days since a date"),
         ({"timestamps": {"x": "hours since 2026-02-31"}}, SettingError, "since a day of the calendar"),
-        (
-            {"timestamps": {"x": "hours since 2026-01-01"}},
-            PopulationError,
-            "field 'x' is int64 but timestamps need dates",
-        ),
+        ({"timestamps": {"x": "hours since 2026-01-01"}}, PopulationError, "'x' is int64 but timestamps need dates"),
     ],
 )
 def test_options_out_of_range_are_refused(options, error, words):
@@ -147,19 +130,6 @@ def test_new_data_have_the_types_and_shapes_of_the_population():
     ):
         with pytest.raises(PopulationError, match=words):
             people.fields_of(pa.table(columns))
-
-
-def test_categories_of_another_kind_are_refused_where_gaps_hide_the_type():
-    for column, listed in ((["x", None], [1, 2]), ([1, None], ["x", "y"])):
-        with pytest.raises(PopulationError, match="give both as one kind"):
-            Population.from_dataframe(pa.table({"u": [1, 2], "c": column}), user="u", categories={"c": listed})
-
-
-def test_text_where_timestamps_need_dates_says_how_to_write_them(tmp_path):
-    (tmp_path / "t.csv").write_text("u,start\na,Easter 4711\n")
-    with pytest.raises(PopulationError, match="'start' as text but timestamps need dates: write them as") as error:
-        Population.from_table(tmp_path / "t.csv", user="u", timestamps={"start": "hours since 2026-01-01"})
-    assert "4711" not in str(error.value)
 
 
 def test_options_are_checked_whoever_wrote_them(tmp_path):

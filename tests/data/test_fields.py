@@ -1,6 +1,6 @@
 """Fields in every usual form, and what is refused, filled or kept."""
 
-from datetime import date, datetime
+from datetime import datetime
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +19,7 @@ def made(x, **options):
     return Population.from_arrays(IDS, x=x, **options)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", ">f4", ">i2"]
-)
+@pytest.mark.parametrize("dtype", ["bool", "u1", "u8", "i2", "i8", "f2", "f8", "c8", ">f4", ">i2"])
 def test_numbers_keep_their_type_in_the_population(dtype):
     population = made(np.array([1, 0, 1], dtype))
     assert population.fields["x"].dtype == np.dtype(dtype).newbyteorder("=")
@@ -29,13 +27,8 @@ def test_numbers_keep_their_type_in_the_population(dtype):
 
 
 def test_columns_of_other_libraries_are_fields():
-    forms = [
-        [1.5, 2.5, 3.5],
-        pa.array([1.5, 2.5, 3.5]),
-        torch.tensor([1.5, 2.5, 3.5]),
-        np.array([1.5, 2.5, 3.5], object),
-    ]
-    for form in forms:
+    numbers = [1.5, 2.5, 3.5]
+    for form in (numbers, pa.array(numbers), torch.tensor(numbers), np.array(numbers, object)):
         assert made(form).fields["x"].tolist() == [2.5, 1.5, 3.5]
 
 
@@ -75,25 +68,18 @@ def test_whole_numbers_with_gaps_stay_whole_where_filled():
             ["1", "SECRET 4711", "2.5"],
             "field 'x' is text, as 1 of 3 values is no number (row 2): mend the data, or leave such",
         ),
-        (np.array(["p", "q", "r"], object), "field 'x' is text"),
         (np.array(["2026-01-01"] * 3, "M8[s]"), "timestamps={'x': \"hours since 2026-01-01\"}"),
         ([datetime(2026, 1, 1)] * 3, "timestamps={'x'"),
-        ([date(2026, 1, 1)] * 3, "timestamps={'x'"),
         (np.array([1, 2, 3], "m8[s]"), "field 'x' is timedelta64[s]"),
         ([{"a": SECRET}, {}, {}], "field 'x' is object (dict)"),
-        ([SECRET, "p", 1], "field 'x' is text"),  # as NumPy reads the list
         (["1", "2.5", ""], "field 'x' holds numbers written as text: convert it"),
-        (["", None, ""], "field 'x' is text but"),
         (np.array([SECRET, "p", 1], object), "field 'x' is text, as 1 of 3 values is no number (row 2)"),
         ([[1], [2, 3], [4]], "its rows have different shapes"),
         (np.array([1, 2, 2**63], np.uint64), "field 'x' has whole numbers of 2^63 or more"),
         ([SECRET, np.nan, np.nan], "field 'x' has 2 of 3 values missing (NaN)"),
         ([[SECRET, np.nan], [1, 2], [3, 4]], "field 'x' has 1 of 6 values missing (NaN)"),
-        ([SECRET, None, 2], "field 'x' has 1 of 3 values missing"),
-        ([None, None, None], "field 'x' has 3 of 3 values missing"),
         ([SECRET, np.inf, -np.inf], "field 'x' has 2 of 3 values infinite or above 3.4e38"),
         ([SECRET, 1e39, 1.0], "field 'x' has 1 of 3 values infinite or above 3.4e38"),  # float32 makes infinity of it
-        (np.array([1, np.inf, 1], np.float16), "field 'x' has 1 of 3 values infinite"),
         (torch.tensor([1.0] * 3, requires_grad=True), "field 'x' cannot become a NumPy array (RuntimeError)"),
     ],
 )
@@ -128,13 +114,6 @@ def test_populations_made_by_hand_are_checked_too(tmp_path):
     assert np.isnan(opened.subset([0]).fields["x"][1])
 
 
-def test_a_gap_far_into_a_large_field_is_found():
-    x = np.zeros((70_000, 40), np.float32)
-    x[69_999, 39] = np.nan
-    with pytest.raises(PopulationError, match="has 1 of 2800000 values missing"):
-        Population(np.array([0, 70_000]), {"x": x})
-
-
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl", ".npz"])
 def test_a_table_with_nan_is_refused_and_no_value_is_told(ending, tmp_path):
     path = tmp_path / f"t{ending}"
@@ -161,11 +140,3 @@ def test_a_damaged_row_of_csv_is_told_without_its_values(lines, tmp_path, monkey
         Population.from_table(tmp_path / "t.csv", user="u")
     assert "secret" not in str(error.value)
     assert "in 'x', line 33, of another type" in str(error.value) or "(not shown)" in str(error.value)
-
-
-def test_columns_that_mix_kinds_are_named_without_their_values():
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"u": IDS, "mixed": [1, "secret", 2]})
-    with pytest.raises(PopulationError, match="mixed") as error:
-        Population.from_dataframe(frame, user="u")
-    assert "secret" not in str(error.value)

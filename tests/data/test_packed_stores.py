@@ -13,7 +13,6 @@ import pytest
 from clipline import Population
 from clipline.data import fingerprint as fingerprint_module
 from clipline.data import population as population_module
-from clipline.data.chunks import converted
 from clipline.data.column_options import ColumnOptions
 from clipline.data.fields import packed
 from clipline.data.packed_field import PackedField, is_mapped
@@ -106,13 +105,6 @@ def test_any_working_memory_gives_the_plain_grouping_of_lists(tmp_path, memory_b
     assert done[-1] == (90, 90)
 
 
-def test_users_without_any_list_have_a_store_too(tmp_path):
-    options = ColumnOptions(lengths={"v": WIDTH})
-    none = packed("v", np.zeros(0, np.int64), np.zeros(0, np.int64), options)
-    write_store(tmp_path / "s", [(np.zeros(0, np.int64), none)], source="nobody", known_users=[1, 2])
-    assert Population.open(tmp_path / "s").fields["v"].shape == (0, WIDTH)
-
-
 def test_halves_and_subsets_stay_packed_in_memory_and_on_disk(store, monkeypatch):
     people = Population.open(store)
     monkeypatch.setattr(population_module, "_COPY_BYTES", 64)  # some rows at a time
@@ -163,8 +155,6 @@ def test_of_large_files_the_values_are_not_read_but_offsets_and_pad_count(store,
     [
         ([1], "packed is "),
         ({"tokens": 3}, "does not say width and pad of 'tokens'"),
-        ({"tokens": {"width": 5}}, "does not say width and pad"),
-        ({"tokens": {"width": "5", "pad": 0}}, "does not say width and pad"),
         ({"tokens": {"width": 5, "pad": None}}, "does not say width and pad"),
         ({"tokens": {"width": 2, "pad": 0}}, "must by 0 to the width of 2"),
         ({}, "field.tokens.npy' cannot be opened"),
@@ -176,21 +166,6 @@ def test_a_manifest_that_does_not_fit_is_refused(store, entry, words):
     with pytest.raises(PopulationError, match=words) as error:
         Population.open(store)
     assert str(store) in str(error.value)
-
-
-def test_offsets_of_another_field_are_refused(store):
-    np.save(store / "offsets.tokens.npy", np.arange(41))
-    with pytest.raises(PopulationError, match="field 'tokens': offsets of lists go from 0 to 40"):
-        Population.open(store)
-
-
-def test_a_converter_is_given_padded_arrays():
-    options = ColumnOptions(lengths={"v": 2})
-    chunk = np.array([1, 2]), packed("v", np.array([7, 8, 9]), np.array([1, 2]), options)
-    seen = []
-    ((_, fields),) = converted([chunk], lambda one: (seen.append(one), one)[1])
-    assert seen[0][1]["v"].tolist() == fields["v"].tolist() == [[7, 0], [8, 9]]
-    assert isinstance(fields["v"], np.ndarray)
 
 
 def test_words_of_lists_of_which_none_is_listed_are_refused_whatever_the_padding():

@@ -42,42 +42,19 @@ def test_opening_a_million_users_takes_next_to_no_memory(tmp_path):
     assert peak < 200_000  # offsets and ids are 8 MB each
 
 
-def test_a_folder_in_use_is_not_written_to(tmp_path):
-    (tmp_path / "mine.txt").write_text("keep me")
-    with pytest.raises(PopulationError, match="is in use: give a folder that is new or empty"):
-        Population.from_arrays([1], x=[1]).save(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_a_store_without_a_file_or_a_manifest_is_refused_with_the_reason(tmp_path):
-    path = Population.from_arrays([1, 2], x=[1, 2]).save(tmp_path / "p")
-    (path / "field.x.npy").unlink()
-    with pytest.raises(PopulationError, match=r"field\.x\.npy.* cannot be opened"):
-        Population.open(path)
-    with pytest.raises(PopulationError, match=r"holds no population\.json"):
-        Population.open(tmp_path / "nowhere")
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ("[]", "holds no JSON object"),
-        ("[" * 100_000, "is damaged"),
-        (b"\xff\xfe", "is damaged"),
-        ("", "is damaged"),
+        *((damaged, "is damaged") for damaged in ("[" * 100_000, b"\xff\xfe", "")),
         ({"version": 99}, "has version 99 but this clipline reads 1 and 2"),
-        ({"fields": "x"}, "is no manifest with checksums (fields is 'x')"),
-        ({"user_ids": "no"}, "is no manifest with checksums (user_ids is 'no')"),
         ({"users": 1.5}, "is no manifest with checksums (users is 1.5)"),
         ({"tasks": [1]}, "is no manifest with checksums (tasks is [1])"),
         ({"origin": "mine"}, "is no manifest with checksums (origin is 'mine')"),
-        ({"sha256": {"offsets.npy": 1}}, "sha256 of 'offsets.npy' is 1"),
         ({"sha256": {"../x": "00"}}, "sha256 of '../x' is '00'"),
-        ({"another": 1}, "is no manifest with checksums ("),
-        *(({"fields": [name]}, "cannot name a file") for name in (1, ["x"], "../x", "/x", "", "x\0")),
+        *(({"fields": [name]}, "cannot name a file") for name in (1, "../x", "/x", "", "x\0", "y" * 400)),
         ({"fields": ["x", "x"]}, "field 'x' comes twice"),
         ({"fields": []}, "population has 0 fields"),
-        ({"fields": ["y" * 400]}, "cannot name a file: rename it to letters and digits, at most 200"),
     ],
 )
 def test_a_manifest_that_is_none_is_refused_with_the_reason(change, words, tmp_path):
@@ -105,18 +82,11 @@ def archive():
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"\0" * 64,
-        archive(),
-        npy("{'descr': '<i8', 'fortran_order': False, 'shape': (1000,), }"),
-        npy("{'descr': '<i8', 'fortran_order': False, 'shape': (10**30,), }"),
-        npy("{'descr': '<i8', 'fortran_order': False, 'shape': (1" + "0" * 30 + ",), }"),
-        npy("{'descr': '<i8', 'fortran_order': False, 'shape': (-1,), }"),
-        npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"),
-        npy("{'descr': 'what', 'fortran_order': False, 'shape': (1,), }"),
-        npy("{'descr': " + "-" * 9000 + "1, 'fortran_order': False, 'shape': (1,), }"),
-        npy("{"),
-        npy("[]"),
+        *(b"", b"\0" * 64, archive(), npy("{"), npy("[]")),
+        *(
+            npy(f"{{'descr': {kind}, 'fortran_order': False, 'shape': ({size},), }}")
+            for kind, size in (("'<i8'", 1000), ("'<i8'", "1" + "0" * 30), ("'<i8'", -1), ("'|O'", 1), ("'what'", 1))
+        ),
     ],
 )
 @pytest.mark.parametrize("name", ["offsets", "field.x", "user_ids"])
@@ -125,23 +95,6 @@ def test_a_damaged_array_is_refused(name, content, tmp_path):
     (path / f"{name}.npy").write_bytes(content)
     with pytest.raises(PopulationError, match=rf"{name}\.npy' cannot be opened"):
         Population.open(path)
-
-
-def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path):
-    path = Population.from_arrays([1, 2], x=[1, 2]).save(tmp_path / "p")
-    for name in ("field.x.npy", "population.json"):
-        (path / name).unlink()
-        (path / name).mkdir()
-        with pytest.raises(PopulationError, match=rf"{name}.*Is a directory"):
-            Population.open(path)
-
-
-def test_only_what_can_be_opened_again_is_saved(tmp_path):
-    for name in ("../x", "a/b", ""):
-        population = Population(np.array([0, 1]), {name: np.zeros(1)})
-        with pytest.raises(PopulationError, match="cannot name a file"):
-            population.save(tmp_path / "p")
-    assert not (tmp_path / "p").exists()
 
 
 def test_what_is_saved_has_a_manifest_with_checksums_as_what_is_prepared(tmp_path):

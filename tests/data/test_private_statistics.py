@@ -235,14 +235,10 @@ def test_budgets_that_statistics_have_spent_are_refused():
         (lambda s: s.moments(PEOPLE, {"agee": (0, 1)}, noise_multiplier=1), "ranges name 'agee', .* mean 'age'"),
         (lambda s: s.moments(PEOPLE, {"age": (5, 5)}, noise_multiplier=1), "high of 'age'=5 must be .* above 5"),
         (lambda s: s.moments(PEOPLE, {"age": (0, math.inf)}, noise_multiplier=1), "high of 'age'=inf"),
-        (lambda s: s.moments(PEOPLE, {"age": 5}, noise_multiplier=1), r"ranges\['age'\]='int' must be \(low, high\)"),
-        (lambda s: s.moments(PEOPLE, {}, noise_multiplier=1), "a dict with at least 1 field"),
         (lambda s: s.moments(PEOPLE, AGES, noise_multiplier=0), "noise_multiplier=0 must be a finite number above 0"),
-        (lambda s: s.ranges(PEOPLE, AGES, noise_multiplier=1, bins=1), "bins=1 must be"),
         (lambda s: s.ranges(PEOPLE, AGES, noise_multiplier=1, quantiles=(0.9, 0.1)), r"quantiles\[1\]=0.1 must be"),
         (lambda s: s.vocabulary([1, 2], ["a"], noise_multiplier=1), "values are 1 but user_ids are 2"),
         (lambda s: s.vocabulary([1], ["a"], noise_multiplier=1, threshold_delta=0), "threshold_delta=0 must be"),
-        (lambda s: s.vocabulary([1], ["a"], noise_multiplier=1, candidates=[]), "candidates='a list' must be"),
         (lambda s: s.vocabulary([1], [4711.25], noise_multiplier=1), "values hold float but keys are text"),
         (lambda s: s.vocabulary([1], [[["4711"]]], noise_multiplier=1, candidates=["a"]), "values hold list but keys"),
         (lambda s: s.vocabulary([1], [[("4711", [])]], noise_multiplier=1, candidates=["a"]), "values hold tuple but"),
@@ -272,9 +268,8 @@ def test_parts_of_a_statistic_carry_its_charge():
     made = cl.Population.from_arrays(OWNERS, town=town, categories={"town": first})
     assert made.charges == (towns.event,)
     for released in (
-        statistics.moments(PEOPLE, {"age": (0, 100)}, noise_multiplier=4.0),
-        statistics.ranges(PEOPLE, {"age": (0, 100)}, noise_multiplier=4.0),
-    ):
+        statistics.moments(PEOPLE, AGES, noise_multiplier=4.0), statistics.ranges(PEOPLE, AGES, noise_multiplier=4.0),
+    ):  # fmt: skip
         whole = cl.Population.from_arrays(OWNERS, age=AGE, scale=released)
         for part in ({"age": released["age"]}, dict(released), copy.deepcopy(dict(released))):
             scaled = cl.Population.from_arrays(OWNERS, age=AGE, scale=part)

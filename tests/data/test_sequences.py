@@ -32,24 +32,13 @@ def test_a_dataframe_of_lists(library):
     population = Population.from_dataframe(frame, user="user", lengths={"tokens": 3})
     check(population)
     new = population.fields_of(pa.table({"tokens": [[9, 9, 9, 9], [8]]}))
-    assert {name: field.tolist() for name, field in new.items()} == {
-        "tokens": [[9, 9, 9], [8, 0, 0]],
-        "tokens_length": [3, 1],
-    }
+    assert (new["tokens"].tolist(), new["tokens_length"].tolist()) == ([[9, 9, 9], [8, 0, 0]], [3, 1])
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        TOKENS,
-        pa.array(TOKENS),
-        [np.array(row, np.int64) for row in TOKENS],
-        [torch.tensor(row).long() for row in TOKENS],
-    ],
-    ids=["lists", "pyarrow", "arrays", "tensors"],
-)
-def test_arrays_of_lists(column):
-    check(Population.from_arrays(USERS, tokens=column, lengths={"tokens": 3}))
+def test_arrays_of_lists():
+    arrays, tensors = [np.array(row, np.int64) for row in TOKENS], [torch.tensor(row).long() for row in TOKENS]
+    for column in (TOKENS, pa.array(TOKENS), arrays, tensors):
+        check(Population.from_arrays(USERS, tokens=column, lengths={"tokens": 3}))
 
 
 def test_files_and_stores_whatever_the_size_of_a_chunk(tmp_path, monkeypatch):
@@ -68,11 +57,6 @@ def test_files_and_stores_whatever_the_size_of_a_chunk(tmp_path, monkeypatch):
     np.savez(tmp_path / "t.npz", user=np.array([1, 2]), tokens=np.array([[1, 2], [3, 4]]))
     narrow = Population.from_table(tmp_path / "t.npz", user="user", lengths={"tokens": 3})
     assert narrow.fields["tokens"].tolist() == [[1, 2, 0], [3, 4, 0]]
-
-
-def test_items_of_a_dataset():
-    items = [{"user": user, "tokens": torch.tensor(row).long()} for user, row in zip(USERS, TOKENS, strict=True)]
-    check(Population.from_dataset(items, "user", lengths={"tokens": 3}))
 
 
 def test_lists_of_words_of_vectors_and_of_a_tokeniser():
@@ -106,15 +90,12 @@ def test_the_shape_of_one_users_rows_does_not_depend_on_others():
     [
         ({"t": TOKENS}, {}, "rows have different shapes): give rows of equal shape, of numbers, or lengths={'t': 128}"),
         ({"t": [[1], None, [2], [3]]}, {"lengths": {"t": 3}}, "'t' holds a gap where lengths need a list"),
-        ({"t": [1, 2, 3, 4]}, {"lengths": {"t": 3}}, "'t' holds int where lengths need a list"),
         ({"t": TOKENS, "t_length": USERS}, {"lengths": {"t": 3}}, "'t_length' has the name of the field that lengths="),
         ({"t": TOKENS}, {"lengths": {"u": 3}}, "lengths names 'u', which is no field: choose among t"),
         ({"t": TOKENS}, {"lengths": {"t": 0}}, "lengths['t']=0 must be a whole number at least 1 and at most 16777216"),
-        ({"t": TOKENS}, {"lengths": {"t": 1 << 25}}, "lengths['t']=33554432 must be a whole number"),
         ({"t": TOKENS}, {"lengths": {"t": 3}, "pad": 0.5}, "pad=0.5 cannot stand in 't', which is int64"),
         ({"t": TOKENS}, {"lengths": {"t": 3}, "pad": float("nan")}, "pad='float' must be a finite number"),
         ({"t": TOKENS}, {"lengths": 3}, "lengths='int' must be a dict by column"),
-        ({"t": [["x"]] * 4}, {"lengths": {"t": 3}}, "field 't' is text but a store holds numbers"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_padded_is_refused_without_a_value(columns, options, words):

@@ -1,9 +1,11 @@
 import itertools
+import subprocess
 
 import numpy as np
 import pytest
 
-from clipline import Population
+from clipline import Population, __version__
+from clipline.data.manifest import read_manifest, verify_store
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
 
@@ -60,12 +62,10 @@ def test_ids_may_be_any_text_and_users_may_have_nothing(tmp_path):
         ([], "by hand holds no example"),
         ([([], {"x": np.zeros(0)})], "user ids are float64"),
         ([(np.array([1]), {})], "0 fields"),
-        ([(np.array([1, 2]), {"x": np.zeros(3)})], "field 'x' has 3 rows but must have 2"),
         ([(np.array([1]), {"x": np.float32(1)})], "field 'x' has 0 rows"),
         ([rows_of([1]), (np.array([1]), {"number": np.array([1])})], "field 'square' is in some rows"),
         ([(np.array([1]), {"x": np.zeros(1)}), (np.array([1]), {"x": np.zeros(1, int)})], "began with float64"),
         ([(np.array([1]), {"x": np.zeros((1, 2))}), (np.array([1]), {"x": np.zeros((1, 3))})], r"float64\[3\]"),
-        ([(np.array([1]), {"x": np.array(["word"])})], "field 'x' is text but a store holds numbers"),
         ([(np.array([1]), {"../x": np.zeros(1)})], "cannot name a file"),
         ([(np.array([0.5]), {"x": np.zeros(1)})], "whole numbers or text"),
         ([(np.array(["a", None]), {"x": np.zeros(2)})], "drop the rows without a user"),
@@ -93,6 +93,40 @@ def test_an_interruption_leaves_nothing(tmp_path, stop):
     with pytest.raises(expected):
         write_store(tmp_path / "s", chunks(), source="by hand")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_manifest_says_what_is_there(tmp_path):
+    write_store(tmp_path / "s", [rows_of([2, 1])], source="somewhere.csv")
+    manifest = read_manifest(tmp_path / "s")
+    assert (manifest.users, manifest.examples, manifest.source) == (2, 2, "somewhere.csv")
+    assert manifest.made_by == f"clipline {__version__}"
+    files = sorted(path.name for path in (tmp_path / "s").iterdir())
+    assert files == ["field.number.npy", "field.square.npy", "offsets.npy", "population.json", "user_ids.npy"]
+    assert sorted(manifest.sha256) == [name for name in files if name != "population.json"]
+    system = subprocess.run(["sha256sum", tmp_path / "s" / "offsets.npy"], capture_output=True, text=True, check=True)
+    assert system.stdout.split()[0] == manifest.sha256["offsets.npy"]
+
+
+def test_a_flipped_bit_a_lost_file_and_a_lost_manifest_are_noticed(tmp_path):
+    store = tmp_path / "s"
+    write_store(store, [rows_of(range(1000))], source="by hand")
+    assert verify_store(store).users == 1000
+    path = store / "field.square.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    for largest in ({}, {"largest": len(data)}):
+        with pytest.raises(PopulationError, match=r"field\.square\.npy' has checksum .* altered or damaged"):
+            verify_store(store, **largest)
+    assert verify_store(store, largest=len(data) - 1).users == 1000  # larger ones may be left unread
+    path.unlink()
+    with pytest.raises(PopulationError, match=r"field\.square\.npy' is missing"):
+        verify_store(store, largest=1)
+    with pytest.raises(PopulationError, match=r"field\.square\.npy.* cannot be opened"):
+        Population.open(store)
+    (store / "population.json").unlink()
+    with pytest.raises(PopulationError, match=r"holds no population\.json"):
+        verify_store(store)
 
 
 def test_a_folder_in_use_is_refused_and_an_empty_one_is_taken(tmp_path):

@@ -2,11 +2,9 @@ import numpy as np
 import pytest
 
 from clipline import SettingError, task_named
-from clipline.data import task_stores
 from clipline.data.store import write_store
-from clipline.data.task_stores import data_set_of, data_used, find_store, open_store
+from clipline.data.task_stores import find_store
 from clipline.errors import PopulationError
-from clipline_paper.facts import FACTS
 
 
 def write(folder, users=4, **changes):
@@ -16,13 +14,6 @@ def write(folder, users=4, **changes):
         tokens = np.ones((2 * count, 21), np.int16)
         write_store(folder / split, [(ids, {"tokens": tokens, "other": ids})], known_users=range(count), **facts)
     return folder
-
-
-def test_every_task_of_the_paper_has_its_data_set():
-    assert {task: data_set_of(task) for task in [*FACTS, "handwriting"]} == {
-        "emnist_cr": "emnist", "emnist_ae": "emnist", "cifar100": "cifar100", "shakespeare": "shakespeare",
-        "so_nwp": "stackoverflow", "so_lr": "stackoverflow", "handwriting": None,
-    }  # fmt: skip
 
 
 def test_the_numbers_of_users_are_those_of_the_store_unless_one_is_declared(tmp_path):
@@ -56,29 +47,6 @@ def test_a_number_of_test_users_is_refused_with_a_store_however_the_settings_wer
     task = task_named("so_nwp")
     with pytest.raises(SettingError, match=r"test_users=40 must be left out where data are stored"):
         dataclasses.replace(task.settings, data=str(write(tmp_path / "s")))
-
-
-def test_what_was_used_stands_beside_the_results(tmp_path):
-    generated = data_used("so_nwp", "stand-in", "stand-in for users", "stand-in")
-    assert (generated.kind, generated.title, generated.source) == ("stand-in", "stand-in for users", None)
-    assert generated.measured_on == "users outside the training population"
-    used = data_used("so_nwp", "stand-in", "stand-in for users", str(write(tmp_path / "s")))
-    assert (used.kind, used.source, used.measured_on) == ("substitute", "by hand", generated.measured_on)
-    assert used.title == "so_nwp on substitute data of 4 users and 2 to measure on, by hand"
-    shared = data_used("so_nwp", "stand-in", "", str(write(tmp_path / "t", shared_users=True)))
-    assert shared.measured_on.startswith("other examples of the training users")
-
-
-def test_files_above_the_limit_are_opened_unread(tmp_path, monkeypatch):
-    folder = write(tmp_path / "s")
-    path = folder / "train" / "field.other.npy"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(PopulationError, match=r"field\.other\.npy' has checksum"):
-        open_store(folder, "so_nwp")
-    monkeypatch.setattr(task_stores, "CHECKSUM_BYTES", len(data) - 1)
-    assert len(open_store(folder, "so_nwp")[0]) == 4
 
 
 def test_a_store_is_found_in_a_home_only_where_there_is_one(tmp_path):

@@ -13,7 +13,7 @@ from clipline.errors import PrivateError, SettingError
 from clipline.federated.clipping import ClippedSum
 from clipline.federated.draws import NoiseNow
 from clipline.federated.mechanism import BandedMechanism, GaussianMechanism, keeping_slack
-from clipline.federated.sampling import GroupedPoissonSampler, PoissonSampler
+from clipline.federated.sampling import GroupedPoissonSampler
 from clipline.privacy.banded_noise import band_coefficients, inverse_coefficients, lasting_share
 from clipline.privacy.events import GroupedPoissonSampling, PoissonSampling
 from clipline.random.streams import Streams
@@ -189,13 +189,6 @@ def test_other_users_who_come_go_or_are_renamed_do_not_move_anybody(kind):
     assert len(set(before.values())) == BANDS
 
 
-def test_groups_follow_from_public_numbers_alone():
-    people = small_population(1000)
-    assert (groups(people).groups == groups(people).groups).all()
-    others = [groups(people, m=21), groups(people, n=1001)]
-    assert all((other.groups != groups(people).groups).mean() > 0.5 for other in others)
-
-
 def test_everybody_of_the_group_comes_where_groups_are_as_large_as_cohorts():
     sampler = groups(small_population(1000), m=250)
     assert sampler.sampling.rate == 1.0
@@ -206,9 +199,3 @@ def test_everybody_of_the_group_comes_where_groups_are_as_large_as_cohorts():
 def test_groups_that_are_too_small_are_refused_by_public_numbers(m, bands):
     with pytest.raises(SettingError, match=f"bands={bands} must be at most"):
         groups(small_population(1000), m=m, bands=bands)
-
-
-def test_a_sampler_without_groups_does_not_look_at_the_round():
-    sampler = PoissonSampler(100, 10)
-    drawn = [sampler.draw(Streams(0).sampling(3), t).users.tolist() for t in (0, 3, 9)]
-    assert drawn[0] == drawn[1] == drawn[2]

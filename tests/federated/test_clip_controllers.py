@@ -76,10 +76,6 @@ def test_one_geometric_and_one_linear_step_by_hand():
     assert linear.update(ClipState(2.0), released(0.8)).clip == pytest.approx(1.94, rel=1e-15)
 
 
-def test_a_linear_step_takes_away_half_at_most():
-    assert QuantileClip(rule="linear", lr=10.0).update(ClipState(2.0), released(1.0)).clip == 1.0
-
-
 def test_the_noisy_fraction_is_clamped_only_on_request():
     wild = released(1.7)
     assert QuantileClip().update(ClipState(1.0), wild).clip == pytest.approx(math.exp(-0.2 * 1.2))

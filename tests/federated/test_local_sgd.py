@@ -52,8 +52,3 @@ def test_a_loss_that_wants_the_rounds_parameters_calls_its_third_argument_so():
     assert not takes_reference(lambda model, batch, scale=2.0: 0)
     assert not takes_reference(lambda model, batch: 0)
     assert not takes_reference(max)
-
-
-def test_a_reduction_has_two_names():
-    with pytest.raises(SettingError, match=r"reduction='means'.*did you mean 'mean'"):
-        LocalSGD(0.1, reduction="means")

@@ -115,11 +115,6 @@ def test_a_fixed_clip_releases_no_bit_and_spends_all_of_z_on_the_update():
     assert mechanism.release(zero_sum(4, 1.0), Streams(0).noise(0)).fraction_within is None
 
 
-def test_the_event_carries_z_of_the_whole_round_and_the_sampling_of_the_sum():
-    release = GaussianMechanism(100, 1.0, 5.0).release(zero_sum(2, 1.0), Streams(0).noise(0))
-    assert release.event == GaussianEvent(SAMPLING, 1.0)
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [

@@ -209,13 +209,10 @@ def test_it_runs_in_one_process(folder, monkeypatch, tmp_path, capsys):
 
 def test_the_command_writes_scripts_that_can_be_run_and_keeps_what_is_there(clipline, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, _ = clipline("new-federation", "rides")
-    assert code == 0
+    out, _ = clipline.ok("new-federation", "rides")
     assert "python rides/app/in_one_process.py rides/run" in out
     for script in SCRIPTS:
         assert os.access(tmp_path / "rides" / script, os.X_OK)
     page = (tmp_path / "rides" / "README.md").read_text()
     assert len(page.splitlines()) <= 40
-    code, _, err = clipline("new-federation", "rides")
-    assert code == 2
-    assert "must be new or empty" in err
+    assert "must be new or empty" in clipline.refused("new-federation", "rides")

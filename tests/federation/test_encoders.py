@@ -67,11 +67,7 @@ def joint_of(update, clip, bit=0.5):
     return torch.cat([clipped, torch.tensor([bit], dtype=torch.float64)])
 
 
-ENCODERS = [
-    Plain(DIM),
-    KeptShare(DIM, 0.1),
-    *(RotatedLevels(DIM, bits) for bits in (1, 2, 4, 8, 16)),
-]
+ENCODERS = [Plain(DIM), KeptShare(DIM, 0.1), *(RotatedLevels(DIM, bits) for bits in (1, 2, 4, 8, 16))]
 
 
 ODD = {"name": st.sampled_from(NAMES), "clip": st.floats(-30, 30).map(lambda power: 10.0**power)}
@@ -126,17 +122,6 @@ def test_levels_are_packed_as_tightly_as_stated(bits):
     message = encoder.encode(joint_of(torch.randn(1000).double(), 1.0), 1.0, 0, rng_of())
     assert message.nbytes == 5 + math.ceil(Rotation(1000).dim * bits / 8)
     assert encoder.bits == bits
-
-
-@pytest.mark.parametrize("bits", [4, 8, 12, 16])
-def test_more_levels_are_nearer(bits):
-    joint = joint_of(torch.randn(5000, generator=torch.Generator().manual_seed(0)).double(), 1.0)
-    encoder = RotatedLevels(5000, bits)
-    decoded = encoder.decode(encoder.encode(joint, 1.0, 0, rng_of()), 1.0, 0)
-    reach = float(encoder._rotation.forward(joint[:-1], 0).abs().max())
-    step = 2 * reach / (2**bits - 1)
-    # A number that is rounded at random is off by at most half a step in the root mean square.
-    assert float((decoded - joint)[:-1].norm()) <= step / 2 * math.sqrt(encoder._rotation.dim)
 
 
 def broken_messages(encoder):
@@ -342,12 +327,6 @@ def test_the_norm_test_in_whole_numbers_never_overflows(dim):
 def test_numbers_of_a_code_that_a_server_makes_up_are_refused(odd):
     with pytest.raises(SettingError, match=next(iter(odd))):
         replace(code_of(), **odd)
-
-
-@pytest.mark.parametrize("bits", [13, 33, 18.0, True, "18"])
-def test_bits_outside_the_range_are_refused(bits):
-    with pytest.raises(SettingError, match="bits"):
-        code_of(bits=bits)
 
 
 @pytest.mark.parametrize("name", ["cohort_size", "noise_multiplier", "count_stddev", "survivors"])

@@ -655,9 +655,3 @@ def test_no_message_of_a_secure_round_shows_an_update_or_a_bit(tmp_path):
 def test_what_cannot_be_promised_over_a_network_is_refused(wrong, message):
     with pytest.raises(SettingError, match=message):
         AdaptiveClippingStrategy(wrong())
-
-
-@pytest.mark.parametrize("options", [{"least_replies": 0}, {"deadline": 0}, {"max_participations": 0}, {"attempts": 0}])
-def test_settings_of_the_strategy_are_checked(options):
-    with pytest.raises(SettingError):
-        AdaptiveClippingStrategy(training(), **options)

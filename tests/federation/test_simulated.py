@@ -14,21 +14,12 @@ from clipline.training.model_card import describe
 POPULATION = population_of([6, 3, 9, 1, 0, 14, 7, 5, 30, 2, 4, 4, 8, 3, 5])
 
 
-def training_of(
-    upload=None,
-    noise_multiplier=0.05,
-    sampling="poisson",
-    count_stddev=0.5,
-    cohort_size=6,
-    people=POPULATION,
-    seed=3,
-    **options,
-):
+def training_of(upload=None, noise_multiplier=0.05, sampling="poisson", count_stddev=0.5, people=POPULATION, **options):
     torch.manual_seed(0)
     privacy = cl.Privacy(noise_multiplier=noise_multiplier, sampling=sampling, count_stddev=count_stddev)
     return cl.Training(
-        linear_model(), cross_entropies, people, rounds=8, cohort_size=cohort_size, local=LOCAL, privacy=privacy,
-        seed=seed, upload=upload, **options,
+        linear_model(), cross_entropies, people, rounds=8, cohort_size=6, local=LOCAL, privacy=privacy, upload=upload,
+        **{"seed": 3, **options},
     )  # fmt: skip
 
 

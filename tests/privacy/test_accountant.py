@@ -179,15 +179,6 @@ def test_rounds_may_change_and_their_order_and_grouping_do_not_matter_to_the_las
     assert len(values) == 1
 
 
-def test_equal_rounds_written_as_different_ones_cost_the_same():
-    # q and z that differ in the last digits make different events: convolving them is not the same computation.
-    same = spent(PoissonSampling(0.01), 1.0, 1000, 1e-5, ADD)
-    ledger = Ledger()
-    for k in range(4):
-        ledger = ledger.add(GaussianEvent(PoissonSampling(0.01), 1.0 + k * 1e-13), 250)
-    assert account(ledger, delta=1e-5, relation=ADD).epsilon == pytest.approx(same, rel=1e-6)
-
-
 def test_a_ledger_file_gives_the_live_epsilon_to_the_last_digit(tmp_path):
     live, path = Ledger(), tmp_path / "ledger.jsonl"
     with path.open("w") as file:

@@ -9,12 +9,7 @@ import pytest
 
 from clipline.errors import SettingError
 from clipline.privacy.dominating_pairs import check_supported, dominating_pair, renyi_curve
-from clipline.privacy.events import (
-    FixedSizeSampling,
-    GaussianEvent,
-    NoSampling,
-    PoissonSampling,
-)
+from clipline.privacy.events import FixedSizeSampling, GaussianEvent, NoSampling, PoissonSampling
 from clipline.privacy.relations import Relation
 from clipline.privacy.renyi import fixed_size_curve, gaussian_curve, poisson_curve, wang2019_curve
 

@@ -131,11 +131,6 @@ def test_where_nothing_but_users_or_a_smaller_model_helps_it_is_said():
     assert norm(population_size=300, cohort_size=300, rounds=300, epsilon=2.0, parameters=10**6) > 1.0
 
 
-def test_what_trains_needs_no_remedy():
-    assert plan(**{**ASKED, "parameters": 1000}).remedies is None
-    assert plan(**{**ASKED, "epsilon": None, "noise_multiplier": 0.0}).remedies is None
-
-
 def test_adapters_have_the_largest_rank_that_fits():
     shapes = [(100, 50), (50, 20), (20,), (8, 3, 5, 5)]
     assert adapters_within(shapes, 220 * 3 + 219).rank == 3  # a rank trains 150 + 70 numbers
@@ -225,7 +220,6 @@ def test_remedies_of_banded_noise_work_with_banded_noise():
         ({"noise": "banded", "sampling": "fixed"}, "noise='banded' must be 'independent' but for Poisson sampling"),
         ({"noise": "banded", "relation": "replace-one"}, "noise='banded' must be 'independent' but for Poisson"),
         ({"noise": "independent", "bands": 4}, "bands=4 must be left out where noise='independent'"),
-        ({"noise": "loud"}, "noise='loud'"),
         ({"bands": 11}, "bands=11 must be at most 10"),
         ({"bands": 6, "rounds": 5}, "bands=6 must be at most the 5 rounds"),
         ({"noise": "banded", "epsilon": None, "noise_multiplier": 1.0}, "bands='auto' must be a number where noise_mu"),
@@ -259,10 +253,8 @@ def test_a_table_without_hope_has_remedies_and_is_json():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"epsilon": 0.0}, "epsilon=0.0"),
         ({"cohort_size": 30_000}, "cohort_size=30000 must be at most the population"),
         ({"rounds": 0}, "rounds=0"),
-        ({"count_stddev": -1.0}, "count_stddev=-1.0"),
         ({"parameters": 0}, "parameters=0"),
         ({"relation": "paper"}, "fixed-size"),
     ],

@@ -67,14 +67,6 @@ def test_a_broken_line_is_refused_with_its_file_and_number(tmp_path, second, mes
         Ledger.read(path)
 
 
-def test_a_file_that_is_missing_or_not_text_is_refused(tmp_path):
-    with pytest.raises(RunError, match=r"nowhere.jsonl cannot be read.*: give the ledger of a run"):
-        Ledger.read(tmp_path / "nowhere.jsonl")
-    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(RunError, match=r"binary.jsonl cannot be read"):
-        Ledger.read(tmp_path / "binary.jsonl")
-
-
 def test_statistics_are_lines_of_their_own_and_no_rounds(tmp_path):
     ages, words = (GaussianEvent(NoSampling(), 20.0, Statistic(name, name)) for name in ("ages", "words"))
     ledger = Ledger().with_statistics([ages, words, ages]).with_statistics([words]).add(A, 3)

@@ -1,11 +1,9 @@
-import dataclasses
 import json
 import math
 
 import pytest
 
 from clipline import SettingError, plan
-from clipline.privacy import Plan
 from clipline.privacy.guarantee import LargeDeltaWarning
 
 
@@ -101,15 +99,6 @@ def test_without_noise_nothing_is_promised():
     json.dumps(found.to_json(), allow_nan=False)
 
 
-def test_a_plan_is_frozen_and_complete_as_json():
-    found = plan(population_size=1000, cohort_size=50, rounds=5, noise_multiplier=1.0)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        found.cohort_size = 3
-    assert isinstance(found, Plan)
-    wanted = "epsilon delta noise_multiplier delta_noise_multiplier count_stddev cohort_size population_size rounds"
-    assert set(wanted.split()) | {"sampling", "relation", "accountant"} <= set(found.to_json())
-
-
 ASKED = {"population_size": 100, "cohort_size": 5, "rounds": 5, "epsilon": 1.0}
 NONE = dict.fromkeys(("cohort_size", "rounds", "epsilon"))
 
@@ -120,11 +109,8 @@ NONE = dict.fromkeys(("cohort_size", "rounds", "epsilon"))
         (NONE, "exactly one must be left out, and now epsilon, noise_multiplier, cohort_size, rounds are: give three"),
         ({"noise_multiplier": 1.0}, "and now none is: drop the one"),
         ({"cohort_size": 500}, "cohort_size=500 must be at most the population, 100"),
-        ({"population_size": 1, "cohort_size": 1}, "population_size=1"),
         ({"rounds": 0}, "rounds=0"),
         ({"epsilon": -1.0}, "epsilon=-1.0"),
-        ({"epsilon": math.nan}, "epsilon=nan"),
-        ({"epsilon": None, "noise_multiplier": -1.0}, "noise_multiplier=-1.0"),
         ({"delta": 2.0}, "delta=2.0"),
         ({"sampling": "shuffle"}, "sampling='shuffle'"),
         ({"relation": "replace"}, "did you mean 'replace-one'"),

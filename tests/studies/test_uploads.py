@@ -35,13 +35,6 @@ def test_a_sum_of_too_few_shares_is_not_simulated():
         made.run()
 
 
-def test_intervals_are_those_of_student():
-    runs, base = [{"metric": value} for value in (1.0, 2.0, 6.0)], [{"metric": value} for value in (0.0, 0.0, 3.0)]
-    each, half = uploads.difference(runs, base)
-    assert each.tolist() == [1, 2, 3]
-    assert half == pytest.approx(4.303 / np.sqrt(3), rel=1e-3)  # 4.303 is in every table, for two degrees of freedom
-
-
 def test_flowers_clip_runs_away_from_the_median_and_ours_does_not(monkeypatch):
     flower_clip = load_script(ROOT / "studies" / "flower_clip.py")
     monkeypatch.setattr(flower_clip, "ROUNDS", 6)

@@ -1,12 +1,10 @@
 import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from samples import small_population
 from study_task import tiny_task
 
-from clipline.errors import SettingError
 from clipline.study.record import GENERATED, data_checksum
 
 
@@ -50,23 +48,3 @@ def test_a_table_counts_by_its_content(tmp_path):
         (tmp_path / name).write_text(text, encoding="utf-8")
     a, b, c = (checksum(tmp_path / name) for name in ("a.csv", "b.csv", "c.csv"))
     assert a == b != c
-
-
-def test_a_store_without_checksums_is_read(tmp_path):
-    import json
-
-    small_population(4).save(tmp_path / "s")
-    manifest = tmp_path / "s" / "population.json"
-    entries = json.loads(manifest.read_text(encoding="utf-8"))
-    full = checksum(tmp_path / "s")
-    del entries["sha256"]
-    manifest.write_text(json.dumps(entries), encoding="utf-8")
-    assert checksum(tmp_path / "s") == full
-    field = np.load(tmp_path / "s" / "field.x.npy")
-    np.save(tmp_path / "s" / "field.x.npy", field + 1)
-    assert checksum(tmp_path / "s") != full
-
-
-def test_what_holds_no_data_is_refused(tmp_path):
-    with pytest.raises(SettingError, match="must be a store or a table"):
-        checksum(tmp_path)

@@ -104,38 +104,3 @@ def test_a_crash_while_writing_leaves_no_record(copied, monkeypatch):
     assert len(list((copied.path / "runs").iterdir())) == 3  # the file that was being written counts for nothing
     assert len(StudyDirectory(copied.path).records()) == 2
     assert StudyDirectory(copied.path).check() == []
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("{", "is damaged"),
-        ('{"format": 99, "experiments": {}, "asked": []}', "must have format 1"),
-        ('{"format": 1, "experiments": {}}', "is damaged"),
-    ],
-)
-def test_a_study_of_another_kind_is_refused(tmp_path, text, says):
-    (tmp_path / "study.json").write_text(text, encoding="utf-8")
-    with pytest.raises(RunError, match=says):
-        StudyDirectory(tmp_path)
-
-
-def test_what_is_no_study_is_refused(tmp_path):
-    with pytest.raises(RunError, match=r"holds no study\.json and so is no study"):
-        StudyDirectory.existing(tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(RunError, match="must be a folder, and it is a file"):
-        StudyDirectory(tmp_path / "file")
-
-
-def test_tables_and_failures_that_cannot_be_read_stop_nothing(copied):
-    (copied.path / "a.csv").write_bytes(b"runs\n\xff\n")
-    (copied.path / "b.csv").write_text("runs\n" + "x" * 200_000, encoding="utf-8")
-    assert [one.partition(" (")[0] for one in copied.check()] == [
-        "a.csv: it cannot be read",
-        "b.csv: it cannot be read",
-    ]
-    (copied.path / "failures").mkdir()
-    for place, text in enumerate(("[]", "{}", "null", '{"what": 1, "error": ""}')):
-        (copied.path / "failures" / f"{place:020d}.json").write_text(text, encoding="utf-8")
-    assert copied.failures() == {f"{3:020d}": {"what": "1", "error": ""}}

@@ -61,15 +61,3 @@ def test_runs_that_another_process_ended_count_as_done(capsys):
         "runs 0/1 done  0 running  waiting for 1 of another process",
         "runs 1/1 done  0 running",
     ]
-
-
-def test_progress_that_is_not_shown_prints_nothing(capsys):
-    progress = StudyProgress(shown=False)
-    progress.begin({"a": 1}, [])
-    progress.start(["a"])
-    progress.round("a")
-    progress.wait(1)
-    progress.end(["a"])
-    progress.fail("", "a", "")
-    progress.close()
-    assert capsys.readouterr() == ("", "")

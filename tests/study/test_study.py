@@ -7,7 +7,6 @@ import torch
 from study_task import seeds, tiny_task
 
 from clipline.engine.stacked.probe import CannotStack
-from clipline.errors import SettingError
 from clipline.study import execution
 from clipline.study.directory import StudyDirectory
 from clipline.study.execution import Recorder
@@ -51,15 +50,6 @@ def test_results_come_in_order_and_are_never_made_twice(tmp_path, made):
     assert len(StudyDirectory(tmp_path).ids()) == 5
 
 
-def test_a_study_that_has_all_its_runs_loads_no_data(tmp_path):
-    Study(tmp_path, tiny_task()).results(seeds(1))
-
-    def never(settings):
-        raise AssertionError("loaded")
-
-    assert len(Study(tmp_path, replace(tiny_task(), load=never)).results(seeds(1))) == 1
-
-
 def test_side_by_side_gives_what_each_run_gives_alone(tmp_path, made):
     specs = [*seeds(2), *seeds(1, quantile=0.9, rounds=4), *seeds(1, noise_multiplier=0.3, clip=0.2)]
     together = Study(tmp_path / "a", tiny_task()).results(specs)
@@ -83,18 +73,6 @@ def test_rounds_are_measured_as_the_spec_says(tmp_path):
     assert [t for t, value in enumerate(plain.rounds["accuracy"]) if value is not None] == [3, 7, 8]
     assert [t for t, value in enumerate(window.rounds["accuracy"]) if value is not None] == [3, 6, 7, 8]
     assert plain.final["accuracy"] == plain.rounds["accuracy"][-1] == window.final["accuracy"]
-
-
-def test_epsilon_is_accounted_once_a_run(tmp_path, monkeypatch):
-    from clipline.training.training import Training
-
-    calls, real = [], Training.guarantee_of
-    monkeypatch.setattr(
-        Training, "guarantee_of", lambda self, ledger: calls.append(ledger.rounds) or real(self, ledger)
-    )
-    (record,) = Study(tmp_path, tiny_task()).results(seeds(1, noise_multiplier=1.0, count_stddev=5.0))
-    assert calls == [6, 6]  # what is planned, and what was done
-    assert record.guarantee["private"]
 
 
 @pytest.mark.filterwarnings("ignore::clipline.engine.client_rate.DivergingRateWarning")
@@ -198,32 +176,6 @@ def test_watching_the_norms_changes_no_number(tmp_path):
     watched, plain = Study(tmp_path, tiny_task()).results([replace(spec, unprivate_quantiles=True), spec])
     assert watched.rounds["clip"] == plain.rounds["clip"]
     assert "unprivate_quantile_0.5" not in plain.rounds
-
-
-def test_a_spec_of_another_task_is_refused(tmp_path):
-    from clipline.study.record import RunSpec
-    from clipline.tasks import task_named
-
-    with pytest.raises(SettingError, match="the task of this study"):
-        Study(tmp_path, tiny_task()).results([RunSpec(replace(task_named("handwriting").settings, seed=0))])
-
-
-def test_groups_are_as_large_as_gains_speed():
-    loaded = tiny_task().load(tiny_task().settings)
-    (small,), (large,) = seeds(1, cohort_size=10), seeds(1, cohort_size=60)
-    assert execution.group_size(small.settings, loaded) == 32
-    assert execution.group_size(large.settings, loaded) == 512 // 60
-    assert execution.group_size(replace(small.settings, engine="one-by-one"), loaded) == 1
-
-
-def test_threads_are_given_back(tmp_path):
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        Study(tmp_path, tiny_task()).results(seeds(1))
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_full_disk_ends_a_study_at_once_and_trains_nothing_again(tmp_path, monkeypatch):

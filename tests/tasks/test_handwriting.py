@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from clipline import SettingError, task_named
 from clipline.tasks.handwriting import TASK, HandwritingNet, loss, writers_population
 
 
@@ -52,12 +51,6 @@ def test_the_population_does_not_depend_on_the_training_seed_and_the_model_does(
     assert torch.equal(first.make(0).conv1.weight, second.make(0).conv1.weight)
 
 
-def test_more_users_keep_the_writers_that_were_there():
-    few, many = writers_population(0, 10, 10), writers_population(0, 30, 10)
-    for user in range(10):
-        np.testing.assert_array_equal(few.of(user)["pixels"], many.of(user)["pixels"])
-
-
 def test_test_writers_are_nobody_of_the_training_population():
     from clipline.tasks import handwriting
 
@@ -88,9 +81,3 @@ def test_accuracy_is_the_share_of_right_answers():
         half = test[writer % 2 == first]
         found = loaded(evaluate_on=part).evaluate(Always())["accuracy"]
         assert found == pytest.approx((half == 3).mean(), abs=1e-12)
-
-
-def test_tasks_by_name():
-    assert task_named("handwriting") is TASK
-    with pytest.raises(SettingError, match="did you mean 'handwriting'"):
-        task_named("handwritings")

@@ -108,17 +108,6 @@ def test_sizes_have_the_mean_asked_for_and_are_as_uneven_as_a_log_normal():
     assert 60 < sizes.max() <= 99
 
 
-def test_paper_is_white_and_ink_is_dark(digits):
-    _, pixels, _ = digits
-    assert np.mean(pixels == 255) > 0.6
-    frame = np.concatenate([pixels[:, 0, :], pixels[:, -1, :], pixels[:, :, 0], pixels[:, :, -1]], axis=1)
-    assert np.mean(frame == 255) > 0.95
-    inked = np.mean(pixels < 128, axis=(1, 2))
-    # A stroke of 16 pixels, the height of a 1, two pixels wide is 0.04 of the image; most of it is never ink.
-    assert np.quantile(inked, 0.05) > 0.02
-    assert np.quantile(inked, 0.99) < 0.5
-
-
 def test_a_writers_character_resembles_his_own_more_than_another_writers(digits):
     offsets, pixels, labels = digits
     pairs = []  # of two examples of one character by one writer

@@ -69,11 +69,6 @@ def test_a_broken_download_goes_on_where_it_stopped(server, tmp_path, monkeypatc
     assert Handler.asked == [None, "bytes=100000-"]
 
 
-def test_a_complete_part_is_taken(server, tmp_path):
-    (tmp_path / "data.bin.part").write_bytes(BODY)
-    assert fetch(Download(server, RIGHT), tmp_path, by_hand="-").read_bytes() == BODY
-
-
 def test_another_checksum_is_refused_and_removed(server, tmp_path):
     with pytest.raises(PopulationError, match=r"has checksum .* was published"):
         fetch(Download(server, "0" * 64), tmp_path, by_hand="-")

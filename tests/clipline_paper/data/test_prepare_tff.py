@@ -55,31 +55,6 @@ def test_emnist_from_sqlite_and_hdf5_give_the_same_bytes_with_white_paper(tmp_pa
     assert made == set(before)
 
 
-def test_cifar100_from_sqlite_and_hdf5(tmp_path):
-    rows = [
-        ("test", "7", example(coarse_label=[1], image=image.ravel().tolist(), label=[label]))
-        for label, image in zip(LABELS, PHOTOS, strict=True)
-    ]
-    base = write_sqlite(tmp_path / "cifar100.sqlite", rows)
-    fields = {"coarse_label": np.ones((3, 1), int), "image": PHOTOS, "label": np.array(LABELS)[:, None]}
-    tree = write_hdf5(tmp_path / "fed_cifar100_test.h5", {"7": fields})
-    for name, source in (("a", base), ("b", tree)):
-        prepare("cifar100", source, tmp_path / name, split="test")
-        population = Population.open(tmp_path / name)
-        assert sorted(population.fields) == ["labels", "pixels"]
-        assert np.array_equal(population.of(0)["pixels"], PHOTOS)
-        assert population.of(0)["labels"].tolist() == LABELS
-
-
-def test_users_without_rows_are_users_of_the_prepared_population(tmp_path):
-    empty = {"image": np.zeros((0, 32, 32, 3), np.uint8), "label": np.zeros(0, int)}
-    tree = write_hdf5(tmp_path / "fed_cifar100_train.h5", {"b": {"image": PHOTOS, "label": LABELS}, "a": empty})
-    manifest = prepare("cifar100", tree, tmp_path / "store")
-    assert (manifest.users, manifest.examples) == (2, 3)
-    population = Population.open(tmp_path / "store")
-    assert [(str(user), population.size(i)) for i, user in enumerate(population.user_ids)] == [("a", 0), ("b", 3)]
-
-
 def test_both_splits_or_nothing(tmp_path):
     """The second split fails, and of the first nothing stays."""
     write_original(tmp_path / "files", "cifar100", "hdf5")
@@ -104,42 +79,14 @@ def test_the_manifest_says_whether_train_and_test_share_users(tmp_path):
     assert manifests["test"].source == "cifar100 test from fed_cifar100_test.h5"
 
 
-def test_text_goes_through_the_callers_tokeniser_a_whole_role_at_a_time(tmp_path):
-    speeches = {"HAMLET": ["To be", "or not"], "OPHELIA": ["My lord"]}
-    rows = [("train", role, example(snippets=text)) for role, texts in speeches.items() for text in texts]
-    base = write_sqlite(tmp_path / "shakespeare.sqlite", rows)
-
-    def in_fours(chunk):
-        """A role's text end to end, cut into rows of four characters."""
-        ids, fields = chunk
-        users, tokens = [], []
-        for role in dict.fromkeys(ids.tolist()):
-            text = "".join(fields["snippets"][ids == role])
-            cuts = [text[i : i + 4].ljust(4) for i in range(0, len(text), 4)]
-            users += [role] * len(cuts)
-            tokens += [[ord(letter) for letter in cut] for cut in cuts]
-        return np.array(users), {"tokens": np.array(tokens, dtype=np.uint8)}
-
-    manifest = prepare("shakespeare", base, tmp_path / "store", tokenise=in_fours)
-    assert (manifest.users, manifest.examples) == (2, 5)  # 11 letters in 3 rows, 7 in 2
-    assert bytes(Population.open(tmp_path / "store").of(0)["tokens"]).decode() == "To beor not "
-
-
 @pytest.mark.parametrize(
     ("name", "file", "options", "words"),
     [
         ("emnist", "a.csv", {}, "is no file of emnist"),
         ("emnist", "fed_emnist_train.h5", {"split": "test"}, "holds the split 'train', not 'test'"),
-        ("emnist", "fed_emnist_train.h5", {"split": "tset"}, "did you mean 'test'?"),
         ("emnist", "fed_emnist_train.h5", {}, "values from 2.0 to 2.0 but must lie from 0 to 1"),
         ("cifar100", "fed_cifar100_train.h5", {}, "field 'label' has values from 1 to 100 but must lie from 0 to 99"),
-        ("cifar100", "small.h5", {}, "must hold (32, 32, 3)"),
-        (
-            "emnist",
-            ".",
-            {"split": "test"},
-            "holds none of emnist_all.sqlite, emnist_all.sqlite.lzma, fed_emnist_test.h5",
-        ),
+        ("emnist", ".", {"split": "test"}, "holds none of emnist_all.sqlite, emnist_all.sqlite.lzma, fed_emnist_test"),
         ("emnist", "missing.sqlite", {}, "does not exist"),
     ],
 )
@@ -154,20 +101,6 @@ def test_what_cannot_be_prepared_is_said_and_leaves_nothing(tmp_path, name, file
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_broken_tokeniser_leaves_no_decompressed_file(tmp_path):
-    base = write_sqlite(tmp_path / "s.sqlite", [("train", "A", example(snippets="words"))])
-    packed = tmp_path / "shakespeare.sqlite.lzma"
-    packed.write_bytes(lzma.compress(base.read_bytes()))
-    before = sorted(tmp_path.rglob("*"))
-
-    def broken(chunk):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        prepare("shakespeare", packed, tmp_path / "store", tokenise=broken)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_the_catalogue_agrees_with_the_paper():
     """Users of Table 1; examples of the TFF documentation."""
     users = {name: data.splits["train"].users for name, data in CATALOGUE.items()}
@@ -176,28 +109,3 @@ def test_the_catalogue_agrees_with_the_paper():
     for data in CATALOGUE.values():
         assert data.downloads[0].url.endswith(".sqlite.lzma")
         assert all(download.sha256 is None or len(download.sha256) == 64 for download in data.downloads)
-
-
-def test_one_packed_file_with_both_splits_is_decompressed_once(tmp_path, monkeypatch):
-    rows = [
-        (split, "7", example(coarse_label=[1], image=image.ravel().tolist(), label=[label]))
-        for split in ("train", "test")
-        for label, image in zip(LABELS, PHOTOS, strict=True)
-    ]
-    plain = write_sqlite(tmp_path / "plain.sqlite", rows)
-    packed = tmp_path / "cifar100.sqlite.lzma"
-    packed.write_bytes(lzma.compress(plain.read_bytes()))
-    before, opened, stages = sorted(tmp_path.rglob("*")), [], set()
-    open_packed = lzma.open
-    monkeypatch.setattr(lzma, "open", lambda raw: opened.append(raw.name) or open_packed(raw))
-    manifests = prepare_task("cifar100", packed, tmp_path / "both", progress=lambda stage, *now: stages.add(stage))
-    assert opened == [str(packed)]
-    assert {"decompressing", "train: reading", "test: grouping"} <= stages
-    assert {split: manifest.source for split, manifest in manifests.items()} == {
-        split: f"cifar100 {split} from cifar100.sqlite" for split in ("train", "test")
-    }
-    assert sorted(path for path in tmp_path.rglob("*") if "both" not in path.parts) == before
-    packed.write_bytes(packed.read_bytes()[:-40])
-    with pytest.raises(PopulationError, match=re.escape(f"{str(packed)!r} cannot be read as TFF's SQLite")):
-        prepare_task("cifar100", packed, tmp_path / "again")
-    assert not (tmp_path / "again").exists()

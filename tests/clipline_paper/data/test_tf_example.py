@@ -33,10 +33,6 @@ def test_every_int64_survives(numbers, packed):
     assert found.tolist() == numbers
 
 
-def test_only_what_is_wanted_is_read():
-    assert list(parse_example(example(a=[1], b=[2], c="x"), {"b"})) == ["b"]
-
-
 def test_unknown_fields_empty_features_and_an_empty_message_are_fine():
     entry = delimited(1, b"a") + delimited(2, feature([5])) + delimited(9, b"later version")
     data = b"\x10\x96\x01" + b"\x19" + b"8 bytes." + b"\x25" + b"four" + delimited(1, delimited(1, entry))
@@ -52,18 +48,7 @@ def test_a_truncated_message_is_refused(cut):
         parse_example(data[:-cut])
 
 
-@pytest.mark.parametrize("data", [b"\x0b", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x80" * 30])
-def test_bytes_that_are_no_message_are_refused(data):
-    with pytest.raises(ValueError, match="byte"):
-        parse_example(data)
-
-
 def test_a_list_that_stops_inside_a_number_is_refused():
     bad = delimited(1, delimited(1, delimited(1, b"x") + delimited(2, delimited(3, delimited(1, b"\x01\x80")))))
     with pytest.raises(ValueError, match="does not end"):
-        parse_example(bad)
-    bad = delimited(
-        1, delimited(1, delimited(1, b"x") + delimited(2, delimited(3, delimited(1, b"\x80" * 11 + b"\x01"))))
-    )
-    with pytest.raises(ValueError, match="longer than ten bytes"):
         parse_example(bad)

@@ -1,6 +1,5 @@
 import lzma
 import sqlite3
-import threading
 
 import h5py
 import numpy as np
@@ -60,19 +59,6 @@ def test_sqlite_lzma_is_unpacked_in_the_scratch_folder_and_cleaned_up(tmp_path, 
     assert seen == sorted(seen)
 
 
-def test_clients_that_follow_themselves_stay_in_one_chunk(tmp_path, monkeypatch):
-    """A tokeniser that cuts a role's text into rows needs the whole role."""
-    monkeypatch.setattr(tff_files, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(tff_files, "CHUNK_BYTES", 1)
-    speeches = {"HAMLET": ["To be", "or not"], "OPHELIA": ["My lord"]}
-    lines = [("train", role, example(snippets=text)) for role, texts in speeches.items() for text in texts]
-    base = write_sqlite(tmp_path / "a.sqlite", lines)
-    tree = write_hdf5(tmp_path / "a.h5", {role: {"snippets": texts} for role, texts in speeches.items()})
-    for chunks in (list(read_tff_sqlite(base, "train")), list(read_tff_hdf5(tree))):
-        assert [ids.tolist() for ids, _ in chunks] == [["HAMLET", "HAMLET"], ["OPHELIA"]]
-        assert [fields["snippets"].tolist() for _, fields in chunks] == list(speeches.values())
-
-
 def hdf5_clients():
     who = np.array(CLIENTS)
     return {
@@ -102,6 +88,28 @@ def refused(words, chunks):
     assert words in str(caught.value)
 
 
+def test_damaged_hdf5(tmp_path):
+    path = write_hdf5(tmp_path / "a.h5", hdf5_clients())
+    refused("has no field 'labels': did you mean 'label'?", read_tff_hdf5(path, fields=["labels"]))
+    path.write_bytes(path.read_bytes()[:2000])
+    refused("cannot be read as TFF's HDF5", read_tff_hdf5(path))
+    for key, value, words in (
+        ("x", [1], "has no group 'examples'"),
+        ("examples/x", [1], "client 'x' is no group"),
+        ("examples/a/x", 1, "client 'a' has one value as 'x', not a list"),
+    ):
+        with h5py.File(tmp_path / "other.h5", "w") as root:
+            root[key] = value
+        refused(words, read_tff_hdf5(tmp_path / "other.h5"))
+    for clients, words in (
+        ({"a": {"x": [1, 2], "y": [1]}}, "client 'a' has unequal numbers of examples (2 of 'x', 1 of 'y')"),
+        ({"a": {"x": [[1, 2]]}, "b": {"x": [[1]]}}, "client 'b' has 'x' as int64[1] but others as int64[2]"),
+        ({"a": {"x": [1], "y": [1]}, "b": {"x": [1]}}, "client 'b' has no field 'y'"),
+    ):
+        write_hdf5(tmp_path / "uneven.h5", clients)
+        refused(words, read_tff_hdf5(tmp_path / "uneven.h5"))
+
+
 def test_damaged_sqlite(tmp_path):
     path = write_sqlite(tmp_path / "a.sqlite", rows() * 200)
     refused("no split 'trian': did you mean 'train'?", read_tff_sqlite(path, "trian"))
@@ -120,40 +128,6 @@ def test_damaged_sqlite(tmp_path):
     uneven = write_sqlite(tmp_path / "c.sqlite", [*rows(), ("train", "eve", example(pixels=[0.5], label=[1]))])
     refused("client 'eve' has 1 entries of 'pixels' but others have 4", read_tff_sqlite(uneven, "train"))
     assert not [left for left in tmp_path.iterdir() if left.name.startswith(".")]
-
-
-def test_an_sqlite_with_fewer_examples_than_its_own_list_is_refused(tmp_path):
-    path = write_sqlite(tmp_path / "a.sqlite", rows())
-    base = sqlite3.connect(path)
-    base.execute("DELETE FROM examples WHERE client_id = 'f0001_41'")
-    base.commit()
-    base.close()
-    refused("4 examples of 'train' where its client_metadata promises 5", read_tff_sqlite(path, "train"))
-
-
-def test_damaged_hdf5(tmp_path):
-    path = write_hdf5(tmp_path / "a.h5", hdf5_clients())
-    refused("has no field 'labels': did you mean 'label'?", read_tff_hdf5(path, fields=["labels"]))
-    data = path.read_bytes()
-    (tmp_path / "cut.h5").write_bytes(data[: len(data) // 2])
-    refused("cannot be read as TFF's HDF5", read_tff_hdf5(tmp_path / "cut.h5"))
-    (tmp_path / "empty.h5").write_bytes(b"")
-    refused("is empty", read_tff_hdf5(tmp_path / "empty.h5"))
-    with h5py.File(tmp_path / "other.h5", "w") as root:
-        root["x"] = [1]
-    refused("has no group 'examples'", read_tff_hdf5(tmp_path / "other.h5"))
-    with h5py.File(tmp_path / "flat.h5", "w") as root:
-        root["examples/x"] = [1]
-    refused("client 'x' is no group", read_tff_hdf5(tmp_path / "flat.h5"))
-    with h5py.File(tmp_path / "one.h5", "w") as root:
-        root["examples/a/x"] = 1
-    refused("client 'a' has one value as 'x', not a list", read_tff_hdf5(tmp_path / "one.h5"))
-    write_hdf5(tmp_path / "uneven.h5", {"a": {"x": [1, 2], "y": [1]}})
-    refused("client 'a' has unequal numbers of examples (2 of 'x', 1 of 'y')", read_tff_hdf5(tmp_path / "uneven.h5"))
-    write_hdf5(tmp_path / "shapes.h5", {"a": {"x": [[1, 2]]}, "b": {"x": [[1]]}})
-    refused("client 'b' has 'x' as int64[1] but others as int64[2]", read_tff_hdf5(tmp_path / "shapes.h5"))
-    write_hdf5(tmp_path / "lost.h5", {"a": {"x": [1], "y": [1]}, "b": {"x": [1]}})
-    refused("client 'b' has no field 'y'", read_tff_hdf5(tmp_path / "lost.h5"))
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
@@ -184,21 +158,3 @@ def test_sqlite_clients_of_the_files_list_without_rows_are_told_of(tmp_path):
     silent = []
     assert sum(len(ids) for ids, _ in read_tff_sqlite(path, "train", without_rows=silent.append)) == 5
     assert silent == ["silent"]
-
-
-def test_an_unfinished_reader_may_be_closed_by_another_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr(tff_files, "CHUNK_BYTES", 1)
-    reader = read_tff_sqlite(write_sqlite(tmp_path / "a.sqlite", rows()), "train")
-    next(reader)
-    errors = []
-
-    def close():
-        try:
-            reader.close()
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=close)
-    thread.start()
-    thread.join()
-    assert errors == []

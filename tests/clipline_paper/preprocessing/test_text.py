@@ -63,12 +63,6 @@ def test_of_many_different_words_the_first_128_are_kept_and_all_divide():
     np.testing.assert_allclose(weights, 1 / 200)
 
 
-def test_no_words_no_weights():
-    words, weights = encode_bag("", "", WORD)
-    assert (words == 10000).all()
-    assert (weights == 0).all()
-
-
 def test_unknown_tags_are_dropped_and_there_may_be_none():
     tags = {"python": 3, "numpy": 499}
     assert encode_tags("python|cobol|numpy|python", tags).tolist() == [3, 499, -1, -1, -1]

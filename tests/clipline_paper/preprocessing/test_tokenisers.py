@@ -32,11 +32,3 @@ def test_both_tasks_in_one_chunk():
     }  # fmt: skip
     np.testing.assert_allclose(fields["weights"][:, :3], [[1 / 3, 2 / 3, 0], [0, 0, 0]])
     assert fields["tags"].tolist() == [[1, 0, -1, -1, -1], [-1] * 5]
-
-
-def test_an_empty_chunk_stays_empty():
-    assert snippets((IDS[:0], {"snippets": np.array([], object)}))[1]["tokens"].shape == (0, 81)
-    none = (IDS[:0], {name: np.array([], object) for name in ("tokens", "title", "tags")})
-    ids, fields = together(sentences(["a"]), tagged_posts(["a"], ["b"]))(none)
-    assert len(ids) == 0
-    assert {len(field) for field in fields.values()} == {0}

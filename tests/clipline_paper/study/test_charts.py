@@ -79,19 +79,6 @@ def test_median_against_best_and_worst_fixed_clip_at_each_noise():
     assert [p.runs for p in figure.lines[1][1]] == ["f", "g"]
 
 
-def test_the_lower_error_is_the_better_one():
-    figure = charts("emnist_ae", fig5=FIG5, fig6=FIG6)["fixed-against-adaptive"]
-    assert values(figure)["best fixed clip, in hindsight"] == {"0": 0.6, "0.1": 0.4}
-    assert (figure.metric, figure.lower_is_better) == ("mean_squared_error", True)
-
-
-def test_the_choice_of_figure_7_will_do_for_that_comparison():
-    rows = [line for line in (FIG5 + FIG6).splitlines() if ",,a" not in line and "adaptive,0.1" not in line]
-    figures = charts(fig7=FIG7, fig7_choice="\n".join(dict.fromkeys(rows)))
-    assert values(figures["fixed-against-adaptive"])["best fixed clip, in hindsight"] == {"0": 0.85, "0.1": 0.7}
-    assert figures["fig7 choice"].lines == ()
-
-
 def test_figure_7_has_intervals_and_c_star_the_place_of_that_clip_on_the_scale():
     figures = charts(fig6=FIG6, fig7=FIG7)
     assert (figures["fig6"].lines[1][0], figures["fig6"].looks) == ("clip 2", ((0, 2), (1, 2)))
@@ -99,16 +86,3 @@ def test_figure_7_has_intervals_and_c_star_the_place_of_that_clip_on_the_scale()
     assert figure.ticks == ("median, quantile 0.5", "best fixed clip, clip 2")
     assert [(p.value, p.low, p.high) for p in figure.lines[0][1]] == [(0.84, 0.83, 0.85), (0.83, 0.82, 0.84)]
     assert [p.look for p in figure.lines[0][1]] == ["accent", (1, 2)]
-
-
-def test_no_clipping_stands_first_and_a_run_that_diverged_is_named():
-    text = "quantile,server_lr,value,chosen,runs\n0.9,1,0.85,yes,a\n,1,0.86,yes,b\n0.1,1,,yes,c\n"
-    figure = charts(fig3=text)["fig3"]
-    assert figure.ticks == ("no clipping", "0.1, diverged", "0.9")
-    assert values(figure) == {"accuracy": {"no clipping": 0.86, "0.9": 0.85}}
-    assert [p.look for p in figure.lines[0][1]] == ["plain", (1, 2)]
-
-
-def test_another_table_is_shown_as_a_table_and_cut():
-    figure = charts(fig4="round,clip\n" + "".join(f"{t},0.1\n" for t in range(500)))["fig4"]
-    assert (figure.lines, len(figure.rows), figure.rows_in_file) == ((), 200, 500)

@@ -1,12 +1,8 @@
-from dataclasses import replace
-
-import matplotlib.image
-import pytest
 from made_up_runs import grid_of, quality
 
 from clipline.plotting import ACCENT, ordered_colours
-from clipline_paper.study.experiments import Table, fig3, fig6, fig7
-from clipline_paper.study.figures import _DRAWN, draw
+from clipline_paper.study.experiments import fig6, fig7
+from clipline_paper.study.figures import _DRAWN
 from clipline_paper.study.protocol import protocol_for
 
 
@@ -25,23 +21,3 @@ def test_c_star_has_the_colour_and_marker_of_that_clip_on_both_sides_of_figure_7
     assert means[1].get_marker() == line.get_marker() == alone.get_marker()
     assert line.get_ydata()[2] == max(ys[2] for ys in (one.get_ydata() for one in left.lines[:5]))  # at z* = 0.03
     assert {text.get_text() for text in left.texts} >= {"fixed 0.8", "median"}
-
-
-def test_both_runs_of_a_seed_are_joined():
-    right = _DRAWN["fig7"](fig7(cifar()))[0].axes[1]
-    pairs = sorted(tuple(line.get_ydata()) for line in right.lines if line.get_color() == "0.8")
-    # A seed is worth 0.001 and the median is 0.001 ahead: 0.77 + 0.001 seed, as Figure 7 by hand.
-    assert pairs == [pytest.approx((0.77 + 0.001 * seed, 0.769 + 0.001 * seed)) for seed in (1, 2, 3)]
-
-
-def test_figure_3_has_bars_where_there_are_seeds_and_is_written_as_png(tmp_path):
-    found = fig3(cifar())
-    table = found.tables[""]
-    rows = [{**row, "low": row["value"] - 0.01, "high": row["value"] + 0.02} for row in table.rows]
-    seeded = replace(found, tables={"": Table((*table.columns, "low", "high"), rows)})
-    for shown, bars, said in ((found, 0, "one seed"), (seeded, 6, "95% interval over seeds")):
-        figure, title = _DRAWN["fig3"](shown)
-        assert len(figure.axes[0].containers) == bars  # no clipping and five quantiles, a bar each
-        assert said in title
-    draw(found, tmp_path / "a.png", "made-up users")
-    assert matplotlib.image.imread(tmp_path / "a.png").std() > 0.05

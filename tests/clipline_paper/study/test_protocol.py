@@ -63,20 +63,11 @@ def test_noise_is_that_of_100_users_a_round():
     assert protocol_for("emnist_cr", "paper").noise_multiplier(0.1) == 0.1
 
 
-def test_other_rounds_keep_the_share_that_is_averaged():
-    protocol = protocol_for("emnist_cr", "small", rounds=60)
-    assert (protocol.rounds, protocol.average_over) == (60, 10)  # a sixth, as of 300
-    assert protocol_for("emnist_cr", "paper", rounds=60).average_over == 60
-    assert protocol_for("emnist_cr", "paper", rounds=600).average_over == 100
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ({"noises": (0.1,)}, "a list with 0"),
         ({"quantiles": (0.5, 1.0)}, r"quantiles=\[0.5, 1.0\] must be different numbers above 0 and below 1"),
-        ({"server_rates": ()}, "server_rates"),
-        ({"quantiles": (0.5, 0.5)}, "must be different numbers"),
         ({"seeds": 0}, "seeds=0 must be at least 1"),
         ({"evaluate_every": 60}, "evaluate_every=60 must be at most average_over=50"),
         ({"epochs": 2}, "protocol has no 'epochs'"),
@@ -85,10 +76,3 @@ def test_other_rounds_keep_the_share_that_is_averaged():
 def test_what_makes_no_study_is_refused(overrides, message):
     with pytest.raises(SettingError, match=message):
         protocol_for("emnist_cr", "small", **overrides)
-
-
-def test_stored_data_bring_their_own_users():
-    protocol = protocol_for("emnist_cr", "smoke")
-    base = protocol.base(task_named("emnist_cr").settings, {"data": "somewhere"})
-    assert (base.population_size, base.test_users) == (None, None)
-    assert protocol.base(task_named("emnist_cr").settings).population_size == 40

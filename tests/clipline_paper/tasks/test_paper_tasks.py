@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from clipline import LocalSGD, Population, SettingError, task_named
+from clipline import LocalSGD, Population, task_named
 from clipline.errors import PopulationError
-from clipline_paper.facts import ENTRIES, FACTS
+from clipline_paper.facts import FACTS
 from clipline_paper.paper_task import check_fields
 
 PAPER = list(FACTS)
@@ -70,12 +70,6 @@ def test_parameters_are_those_of_the_facts(name, loaded):
     assert sum(p.numel() for p in loaded(name).make(0).parameters()) == FACTS[name].parameters
 
 
-def test_the_embedded_task_has_facts_that_hold():
-    task, facts = task_named("handwriting"), ENTRIES["handwriting"]
-    assert (facts.users, facts.rounds) == (task.settings.population_size, task.settings.rounds)
-    assert (facts.client_lr, facts.server_lr, facts.metric_name) == (0.5, 1.0, task.metric_name)
-
-
 @pytest.mark.usefixtures("narrow_resnet")
 @pytest.mark.parametrize("name", PAPER)
 def test_two_rounds_of_five_users_train_and_measure(name, monkeypatch):
@@ -121,12 +115,3 @@ def test_a_population_without_the_right_fields_is_refused():
     for bad in (np.zeros((2, 20), np.int16), np.zeros((2, 21), np.float32), np.zeros(2, np.int16)):
         with pytest.raises(PopulationError, match="field 'tokens' is"):
             check_fields(Population(np.array([0, 2]), {"tokens": bad}), fields)
-
-
-@pytest.mark.parametrize(("name", "changes"), [
-    ("cifar100", {"classes": 10}), ("so_lr", {"padding_in_loss": False}), ("emnist_cr", {"augment": True}),
-    ("handwriting", {"group_count": 2}), ("shakespeare", {"group_count": 32}),
-])  # fmt: skip
-def test_a_setting_that_a_task_has_not_is_refused(name, changes):
-    with pytest.raises(SettingError, match=f"must be left out, as task '{name}' has no such setting"):
-        task_named(name).settings.overridden(changes, "here")

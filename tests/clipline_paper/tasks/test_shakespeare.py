@@ -63,10 +63,3 @@ def test_the_loss_is_a_mean_over_all_positions_with_padding_as_in_the_original()
 def test_accuracy_leaves_padding_out():
     right, answers = count(Constant(), rows())["accuracy"]
     assert (int(right), int(answers)) == (81, 82)
-
-
-def test_the_setting_reaches_the_loss():
-    settings = TASK.settings.overridden(
-        {"population_size": 2, "test_users": 2, "cohort_size": 1, "padding_in_loss": False}, "here"
-    )
-    assert TASK.load(settings).loss(Constant(), rows()) == loss(Constant(), rows(), padding_in_loss=False)

@@ -52,14 +52,9 @@ def test_a_torch_dataset_of_dicts_names_its_fields_and_its_users():
         (lambda: Population.from_dataset(iter([1]), [1]), "must have a length and items by number"),
         (lambda: Population.from_dataset(Rows([]), []), "dataset has 0 items"),
         (lambda: Population.from_dataset(Rows([(1, 2, 3)]), [1]), "are 2 but items have 3 entries"),
-        (
-            lambda: Population.from_dataset(dicts(), "whom"),
-            "items have no key 'whom' for the user: did you mean 'who'?",
-        ),
+        (lambda: Population.from_dataset(dicts(), "whom"), "no key 'whom' for the user: did you mean 'who'?"),
         (lambda: Population.from_dataset(Rows([{"x": 1}, {"y": 1}]), [1, 2]), "items have different keys"),
         (lambda: Population.from_dataset(Rows([(X[0], 0), (X[0, :2], 1)]), [1, 2]), "field 'x' has items of different"),
-        (lambda: Population.from_dataset(Rows([(X[0], 0)]), [None]), "user_ids has 1 of 1 ids missing"),
-        (lambda: Population.from_dataset(Rows([(X[0], "word")]), [1]), "field 'y' is text"),
         (lambda: Population.from_dataset(Rows([(X[0] * np.nan, 1)]), [1]), "field 'x' has 3 of 3 values missing"),
     ],
 )

@@ -16,7 +16,7 @@ from clipline.cli.new_task import column_kinds
 from clipline.data.column_options import ColumnOptions
 from clipline.data.population import Population
 from clipline.data.readers import tables
-from clipline.data.readers.tables import read_table, separator, whole_table
+from clipline.data.readers.tables import read_table, whole_table
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
 from clipline.serve.new_data import arrays_of
@@ -72,20 +72,10 @@ def test_columns_of_csv_may_be_separated_by_semicolons_or_tabs(tmp_path, name, m
     assert whole_table(path).num_rows == 6
 
 
-@pytest.mark.parametrize(
-    ("header", "mark"),
-    [("a,b", ","), ("a;b", ";"), ('"a,b";c', ";"), ("a;b,c", ","), ("alone", ","), ("\n\na\tb\r\n1,2\t3", "\t")],
-)
-def test_the_header_says_what_separates_columns(header, mark):
-    assert separator(header.encode()) == mark
-
-
 def test_decimal_commas_are_refused_with_the_column(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("user;km\nann;1,5\nbob;-12,25\n")
-    with pytest.raises(
-        PopulationError, match="has numbers with a decimal comma in 'km', which are read as text: write th"
-    ):
+    with pytest.raises(PopulationError, match="has numbers with a decimal comma in 'km', which are read as text: wr"):
         list(read_table(path, "user"))
     path.write_text('user,km\n"1,5","1,5"\n')  # an id may be written so
     with pytest.raises(PopulationError, match="in 'km'"):
@@ -100,13 +90,6 @@ def test_parquet_lists_become_a_second_axis_and_keep_their_type(tmp_path, kind):
     population = prepared(tmp_path / "data.parquet", tmp_path)
     assert population.fields["pixels"].dtype == np.uint8
     assert population.of(1)["pixels"].tolist() == [[1, 2, 3], [4, 5, 6]]
-
-
-def test_lists_of_lists_and_dictionary_columns(tmp_path):
-    images = pa.array([[[i, 0], [0, i]] for i in range(6)])
-    users = pa.array(USERS).dictionary_encode()
-    pyarrow.parquet.write_table(pa.table({"user": users, "score": SCORES, "image": images}), tmp_path / "d.parquet")
-    assert prepared(tmp_path / "d.parquet", tmp_path).of(2)["image"].tolist() == [[[3, 0], [0, 3]]]
 
 
 def test_many_chunks_equal_one_and_progress_ends_at_the_size_of_the_file(tmp_path, monkeypatch):
@@ -169,9 +152,7 @@ def test_an_inch_mark_of_one_user_gives_no_line_of_another_to_a_third(tmp_path, 
 def test_a_quote_that_is_never_closed_is_refused(tmp_path, rows, quoted):
     """Arrow alone would make one value of the rest of the file."""
     (tmp_path / "data.csv").write_text("user,x\na,1\n" + quoted + "\n" + "c,2\n" * rows)
-    with pytest.raises(
-        PopulationError, match=r"cannot be read \(.*(never closed|Expected 2 columns, got 1).*: mend it"
-    ):
+    with pytest.raises(PopulationError, match=r"cannot be read \(.*(never closed|Expected 2 columns, got 1).*: mend"):
         list(read_table(tmp_path / "data.csv", "user"))
 
 
@@ -180,9 +161,7 @@ def test_a_key_of_jsonl_that_the_first_block_lacks_is_refused_unless_it_was_not_
     monkeypatch.setattr(tables, "CHUNK_BYTES", 64)
     path, line = tmp_path / "t.jsonl", '{"user": "a", "x": 1}\n'
     path.write_text(line * 9 + f'{{"user": "b", "x": 2, "y": {late}}}\n')
-    with pytest.raises(
-        PopulationError, match=r"has 'y' in a row after 9, but not .*: give it a value in the first row"
-    ):
+    with pytest.raises(PopulationError, match=r"has 'y' in a row after 9, but not .*: give it a value in the first r"):
         list(read_table(path, "user"))
     chunks = list(read_table(path, "user", fields=["x"]))
     assert np.concatenate([fields["x"] for _, fields in chunks]).tolist() == [1] * 9 + [2]
@@ -223,65 +202,26 @@ def test_whole_numbers_in_jsonl_that_would_lose_digits_are_no_ids(tmp_path):
             read()
 
 
-@pytest.mark.parametrize(
-    ("values", "chunk_bytes", "words"),
-    [
-        ([1, 1, "half"], 8 << 20, "a value in 'x', row 3, of another type"),
-        ([1, 1, "half"], 30, "a value in 'x', row 3, of another type"),
-        ([1, 1, 0.5], 30, "a value in 'x', row 3, of another type"),
-        ([[1], [1], ["half"]], 30, "a value in 'x', row 3, of another type"),
-    ],
-)
-def test_a_value_of_another_type_in_jsonl_is_told_by_its_column_and_row(
-    tmp_path, monkeypatch, values, chunk_bytes, words
-):
-    monkeypatch.setattr(tables, "CHUNK_BYTES", chunk_bytes)
+@pytest.mark.parametrize("values", [[1, 1, "half"], [1, 1, 0.5], [[1], [1], ["half"]]])
+def test_a_value_of_another_type_in_jsonl_is_told_by_its_column_and_row(tmp_path, monkeypatch, values):
+    monkeypatch.setattr(tables, "CHUNK_BYTES", 30)
     lines = [json.dumps({"user": "a", "x": value}) for value in values]
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
     with pytest.raises(PopulationError) as error:
         list(read_table(tmp_path / "t.jsonl", "user"))
-    assert words in str(error.value)
+    assert "a value in 'x', row 3, of another type" in str(error.value)
     assert "half" not in str(error.value)
     assert "0.5" not in str(error.value)
-
-
-def test_text_is_refused_with_a_way_out_and_taken_with_a_tokeniser(tmp_path):
-    path = tmp_path / "posts.jsonl"
-    path.write_text('{"user": 1, "post": "a bb"}\n{"user": 2, "post": "ccc"}\n')
-    with pytest.raises(PopulationError, match="field 'post' is text but a store holds numbers: leave it out"):
-        write_store(tmp_path / "store", read_table(path, "user"), source="posts")
-
-    def lengths(posts):
-        return np.array([[len(word) for word in ([*post.split(), ""])[:2]] for post in posts], dtype=np.uint8)
-
-    ((ids, fields),) = read_table(path, "user", text=lengths)
-    assert ids.tolist() == [1, 2]
-    assert fields["post"].tolist() == [[1, 2], [3, 0]]
-    np.savez(tmp_path / "posts.npz", user=[1, 2], post=["a bb", "ccc"])
-    ((_, fields),) = read_table(tmp_path / "posts.npz", "user", text=lengths)
-    assert fields["post"].tolist() == [[1, 2], [3, 0]]
-
-
-def damage(tmp_path, name, data):
-    path = tmp_path / name
-    path.write_bytes(data)
-    return path
 
 
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
         ("a.jsonl", jsonl() * 3 + b'{"user": "ann", "sco', "in line 19 "),
-        ("a.jsonl", b'{"user": 1, "x": 2}\n[3]\n', "in line 2 "),
         ("a.jsonl", b'{"user": 1, "x": 2}\n{"user": 1}\n', "no value for 'x' in row 2"),
-        (
-            "a.jsonl",
-            b'{"user": 1, "x": [2]}\n{"user": 1, "x": [2, 3]}\n',
-            "lists of 1 to 2 entries in 'x': give them one width with lengths={'x': 128}",
-        ),
+        ("a.jsonl", b'{"user": 1, "x": [2]}\n{"user": 1, "x": [2, 3]}\n', "lists of 1 to 2 entries in 'x': give them"),
         ("a.jsonl", b'{"user": 1, "x": {"y": 1}}\n', "turn it into numbers"),
         ("a.jsonl.gz", gzip.compress(jsonl(), mtime=0)[:-20], "cannot be read"),
-        ("a.jsonl.xz", lzma.compress(jsonl())[:-30], "cannot be read"),
         ("a.jsonl.xz", b"not compressed at all", "cannot be read"),
         ("a.csv", b"user,x\n1,2\n1,2,3\n", "Row #3: Expected 2 columns, got 3"),
         ("a.csv", b"user,x\n1,2\n,3\n", "row 2 has an empty user id"),
@@ -292,13 +232,12 @@ def damage(tmp_path, name, data):
         ("a.npz", b"PK nothing", "cannot be read as NPZ"),
         ("a.txt", b"1 2 3", "of no known kind: give a file that ends in .parquet"),
         ("a.npz.gz", b"1", "compressed twice"),
-        ("a", b"1", "of no known kind"),
     ],
 )
 def test_damaged_tables_say_where_and_leave_nothing(tmp_path, name, data, words):
-    path = damage(tmp_path, name, data)
+    (tmp_path / name).write_bytes(data)
     with pytest.raises(PopulationError) as caught:
-        write_store(tmp_path / "store", read_table(path, "user"), source=name)
+        write_store(tmp_path / "store", read_table(tmp_path / name, "user"), source=name)
     assert words in str(caught.value)
     assert [left.name for left in tmp_path.iterdir()] == [name]
 

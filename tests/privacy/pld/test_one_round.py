@@ -10,13 +10,7 @@ from scipy.special import ndtr
 from clipline.privacy.accountant import account, delta_at
 from clipline.privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling
 from clipline.privacy.ledger import Ledger
-from clipline.privacy.pld.one_round import (
-    Direction,
-    MixturePair,
-    PositiveLoss,
-    _log_odds_below,
-    loss_range,
-)
+from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLoss, _log_odds_below, loss_range
 from clipline.privacy.relations import Relation
 
 ADD, REPLACE, ZERO_OUT = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE, Relation.ZERO_OUT

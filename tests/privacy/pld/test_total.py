@@ -34,19 +34,6 @@ def test_what_is_charged_and_what_rounding_may_have_cost_come_on_top():
     assert rounded.rounding_share(0.01, 0.5) == pytest.approx(0.1 * math.exp(-1), rel=1e-14)
 
 
-@pytest.mark.parametrize("delta", [0.2, 0.05, 1e-3, 1e-9, 1e-14])
-@pytest.mark.parametrize("size", [64, 640, 7 * 512])
-def test_epsilon_undoes_delta(size, delta):
-    # A normal total of mean 2 and deviation 1.5, and beyond the lattice nothing.
-    step = 30 / size
-    losses = -10 + step * np.arange(size)
-    masses = np.exp(-(((losses - 2) / 1.5) ** 2) / 2)
-    total = total_of(masses / masses.sum(), start=-10.0, step=step)
-    epsilon = total.epsilon(delta)
-    assert total.delta(epsilon) <= delta * (1 + 1e-9)
-    assert total.delta(epsilon - 1e-6 * abs(epsilon)) > delta * (1 - 1e-12)
-
-
 @pytest.mark.parametrize("delta", [0.3, 1e-4, 1e-11])
 @pytest.mark.parametrize("step", [0.004, 0.5, 3.0])
 def test_the_first_point_within_a_delta_is_that_of_a_plain_search(step, delta):
@@ -81,32 +68,6 @@ def test_the_sum_of_coins_is_binomial_within_the_stated_error(chance, count):
     assert 0 < error < 1e-10
     np.testing.assert_allclose(masses[: count + 1], [float(mass) for mass in exact], rtol=0, atol=error)
     np.testing.assert_allclose(masses[count + 1 :], 0, atol=error)
-
-
-def test_a_tilt_is_a_factor_of_exp_of_tilt_times_loss_and_its_total_is_kept_apart():
-    # E exp(2 L) of a fair coin for a loss of 1/4 is (1 + e^(1/2)) / 2.
-    one = spectrum_of(coin(0.5), 0, 2.0, 8.0, 16)
-    assert one.log_moment == pytest.approx(math.log((1 + math.exp(0.5)) / 2), rel=1e-14)
-    assert one.tail_log_moment == pytest.approx(math.log((1 + math.exp(2.0)) / 2), rel=1e-14)
-    masses, error = convolve([(one, 1)], 16)
-    odds = math.exp(0.5)
-    np.testing.assert_allclose(masses[:2], [1 / (1 + odds), odds / (1 + odds)], rtol=0, atol=error)
-    assert masses.sum() == pytest.approx(1, abs=1e-14)
-
-
-def test_a_tilt_beyond_the_range_of_exp_keeps_its_masses():
-    loss = DiscretisedLoss(np.array([0.0, 1000.0]), np.array([1 - 1e-200, 1e-200]), 0.0)
-    one = spectrum_of(loss, 0, 1.0, 1.0, 16)
-    # e^1000 10^-200 is about 10^234: the greater loss has all the tilted mass.
-    assert one.log_moment == pytest.approx(1000 - 200 * math.log(10), rel=1e-12)
-    masses, error = convolve([(one, 1)], 16)
-    np.testing.assert_allclose(masses[1], 1.0, atol=error)
-
-
-def test_a_total_beyond_the_circle_wraps_around():
-    # Ten certain losses of one step on a circle of eight: 10 = 2 modulo 8.
-    masses, error = convolve([(spectrum_of(coin(1 - 1e-300), 0, 1e-300, 1.0, 8), 10)], 8)
-    np.testing.assert_allclose(masses, np.eye(8)[2], atol=error)
 
 
 def test_a_transform_errs_less_than_is_charged():

@@ -5,11 +5,6 @@ from clipline.study.report.page import page
 from clipline.study.report.reading import collect
 
 
-def test_few_rounds_are_all_drawn():
-    assert drawn(5, [[1, 2, 3, 4, 5]], points=5) == [0, 1, 2, 3, 4]
-    assert drawn(0, []) == []
-
-
 def test_of_many_rounds_ends_extremes_and_evenly_spaced_ones_are_drawn():
     column = [0.0] * 1000
     column[501], column[777] = 9.0, -9.0
@@ -22,21 +17,6 @@ def test_runs_of_a_study_that_differ_by_seed_alone_share_a_label(tmp_path):
         write_record(tmp_path, number, quantile=quantile, seed=seed)
     labels = [run["label"] for run in content(collect([tmp_path]))["runs"]]
     assert labels == ["clip quantile 0.1", "clip quantile 0.5", "clip quantile 0.5"]
-
-
-def test_what_tasks_differ_in_is_not_told_of_each_run(tmp_path):
-    for number, (task, server_lr) in enumerate([("so_lr", 1.0), ("emnist_cr", 0.5), ("emnist_cr", 0.1)]):
-        write_record(tmp_path, number, server_lr=server_lr, task=task)
-    labels = [run["label"] for run in content(collect([tmp_path]))["runs"]]
-    assert labels == ["emnist_cr, server rate 0.1", "emnist_cr, server rate 0.5", "so_lr"]
-
-
-def test_settings_that_all_runs_share_are_told_once(tmp_path):
-    write_run(tmp_path / "a", server_lr=1.0)
-    write_run(tmp_path / "b", server_lr=0.5)
-    made = content(collect([tmp_path]))
-    assert ("cohort_size", "100") in made["shared_settings"]
-    assert [run["settings"] for run in made["runs"]] == [[("server_lr", "1")], [("server_lr", "0.5")]]
 
 
 def test_an_epsilon_that_does_not_hold_is_void_and_has_no_curve(tmp_path):
@@ -63,10 +43,3 @@ def test_equal_promises_are_stated_once(tmp_path):
     stated = content(collect([tmp_path]))["statements"]
     assert [entry["runs"] for entry in stated] == [["a", "b"], ["c"]]
     assert [entry["private"] for entry in stated] == [True, False]
-
-
-def test_the_metric_of_a_paper_task_is_known_and_stands_first(tmp_path):
-    columns = {"accuracy_with_oov": [0.9] * 20, "accuracy_no_oov_or_eos": [0.1] * 20}  # as original programs list them
-    write_record(tmp_path, 1, rounds=20, task="so_nwp", **columns)
-    (shown,) = content(collect([tmp_path]))["runs"]
-    assert next(iter(shown["metrics"])) == next(iter(shown["final"])) == "accuracy_no_oov_or_eos"

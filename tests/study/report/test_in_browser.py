@@ -1,6 +1,5 @@
 """The page in a real browser."""
 
-import http.client
 import threading
 from dataclasses import replace
 
@@ -8,7 +7,7 @@ import pytest
 from chromium import Chromium
 from reported_runs import add_rounds, end_run, write_record, write_run
 
-from clipline.plotting import PALETTE, PALETTE_DARK, ordered_colours
+from clipline.plotting import PALETTE, PALETTE_DARK
 from clipline.study import Figure, Point
 from clipline.study.report import write_report
 from clipline.study.report.content import content
@@ -28,11 +27,6 @@ PAINTED = """((id, rgb) => {
 })"""
 BLUE, ORANGE, SKY = (str(list(bytes.fromhex(one[1:]))) for one in (*PALETTE[:2], PALETTE_DARK[0]))
 # Every word that is written on a chart from now on.
-WRITTEN = """const write = CanvasRenderingContext2D.prototype.fillText; window.written = [];
-CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
-  written.push(text);
-  return write.call(this, text, ...at);
-};"""
 
 
 @pytest.fixture(scope="module")
@@ -121,20 +115,6 @@ def test_the_tiles_of_an_interrupted_run_say_so_and_when_it_was_last_evaluated(b
     assert "nfinished" not in browser.run(tiles)
 
 
-def test_the_metric_of_the_task_leads_a_runs_report_and_is_in_the_table_of_runs_of_many_tasks(browser, tmp_path):
-    run = write_run(tmp_path / "runs" / "a", rounds=0)
-    file = run / "settings.toml"
-    file.write_text(file.read_text().replace("facts.task = 'rides'", "facts.task = 'so_nwp'"))
-    add_rounds(run, 0, 20, accuracy_with_oov=0.9, accuracy_no_oov_or_eos=0.1)
-    browser.open(write_report(run).as_uri())
-    assert browser.run("document.querySelector('.tile').innerText").split()[:2] == ["accuracy_no_oov_or_eos", "0.1"]
-    assert browser.run("document.querySelector('#chart-metric h3').innerText") == "accuracy_no_oov_or_eos"
-    other = write_run(tmp_path / "runs" / "b", rounds=0)
-    add_rounds(other, 0, 20, best=0.5, **dict.fromkeys(("a", "b", "c", "d"), 0.2))
-    browser.open(write_report(tmp_path / "runs").as_uri())
-    assert "accuracy_no_oov_or_eos" in browser.run("document.querySelector('#runs-table thead').innerText")
-
-
 def test_values_are_read_with_the_keyboard_and_stand_in_a_table(browser, report):
     browser.open(report.as_uri())
     browser.run("document.querySelector('#chart-clip .plot').focus()")
@@ -182,21 +162,6 @@ def report_of(folder, *figures):
     return folder / "page.html"
 
 
-def test_labels_of_an_axis_have_the_digits_of_its_step_and_lines_are_named_in_their_colours(browser, tmp_path):
-    write_record(tmp_path, 1)
-    added = browser.send("Page.addScriptToEvaluateOnNewDocument", source=WRITTEN)
-    values = {f"clip {clip}": [0.8181 - clip / 1e4 - z / 1e3 for z in (0, 0.1)] for clip in (1, 2, 3)}
-    browser.open(report_of(tmp_path, figure("fig6", values)).as_uri())
-    browser.send("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
-    written = browser.run("window.written")
-    labels = {text for text in written if text.startswith("0.81")}
-    assert {"0.81770", "0.81775", "0.81780"} <= labels or {"0.8178", "0.8179", "0.8180"} <= labels, labels
-    assert {"clip 1", "clip 2", "clip 3"} <= set(written)
-    for colour in ordered_colours(3):
-        assert browser.run(f"{PAINTED}('figure-0', {list(bytes.fromhex(colour[1:]))})") > 30, colour
-    assert browser.errors == []
-
-
 def test_two_hundred_runs_open_in_two_seconds_and_are_a_few_megabytes(browser, tmp_path):
     for number in range(200):
         quantile, z = (0.1, 0.3, 0.5, 0.7, 0.9)[number % 5], (0, 0.01, 0.03, 0.1)[number // 5 % 4]
@@ -233,10 +198,6 @@ def test_the_live_page_follows_a_run(browser, tmp_path, monkeypatch):
         browser.wait(f"{live} === 'The run has ended after 20 of 20 rounds.'")
         assert browser.errors == []
         assert set(browser.requests) == {url, f"{url}data.json"}
-        connection = http.client.HTTPConnection(*server.server_address)
-        connection.request("GET", "/", headers={"Host": "evil.example"})
-        assert connection.getresponse().status == 403
-        connection.close()
     finally:
         server.shutdown()
         server.server_close()

@@ -83,9 +83,5 @@ def test_what_cannot_be_followed_is_refused(tmp_path):
     write_record(tmp_path / "study", 1)
     with pytest.raises(RunError, match="one can be followed"):
         live_server(tmp_path / "study")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "file").touch()
-    with pytest.raises(RunError, match="holds no run"):
-        live_server(tmp_path / "other")
     with pytest.raises(SettingError, match="0 to 65535"):
         live_server(write_run(tmp_path / "r"), 70000)

@@ -8,7 +8,6 @@ import pytest
 from reported_runs import write_run
 from samples import ROOT
 
-from clipline.errors import RunError
 from clipline.study.report import write_report
 from clipline.tasks import title_name
 
@@ -30,18 +29,6 @@ class Reader(html.parser.HTMLParser):
 
 def embedded(text):
     return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
-
-
-def test_the_default_place_is_the_path_and_a_second_report_replaces_the_first(tmp_path):
-    run = write_run(tmp_path / "r")
-    assert write_report([run]) == run / "report.html"
-    first = (run / "report.html").read_text()
-    assert write_report(run) == run / "report.html"
-    assert embedded((run / "report.html").read_text())["runs"] == embedded(first)["runs"]
-    assert sorted(path.name for path in run.iterdir()) == [
-        "ledger.jsonl", "metrics.jsonl", "report.html", "settings.toml",
-    ]  # fmt: skip
-    assert write_report([run], tmp_path / "new" / "x.html") == tmp_path / "new" / "x.html"
 
 
 def test_the_report_of_several_runs_lies_above_them_and_names_them_apart(tmp_path):
@@ -84,14 +71,6 @@ def test_without_javascript_the_statement_and_the_warning_are_there(tmp_path):
     plain = re.search("<noscript>(.*)</noscript>", text, re.DOTALL)[1]
     assert "NOT PRIVATE: no noise was added (r)" in plain
     assert "r: not private: no noise was added" in plain
-
-
-def test_a_place_that_cannot_be_written_is_refused(tmp_path):
-    run = write_run(tmp_path / "r")
-    with pytest.raises(RunError, match="must be a file, and it is a folder"):
-        write_report([run], tmp_path)
-    with pytest.raises(RunError, match="cannot be written"):
-        write_report([run], run / "metrics.jsonl" / "report.html")
 
 
 def test_the_charting_library_keeps_its_licence():

@@ -1,12 +1,10 @@
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
-from study.tune.made_up import question_of
 
 from clipline.errors import RunError
 from clipline.privacy.planning import plan
-from clipline.study.tune.answer import Files, asked, check_out, write_file, write_final
+from clipline.study.tune.answer import check_out, write_final
 
 SETTINGS = {"population_size": 100_000, "cohort_size": 500, "rounds": 100, "noise_multiplier": 0.8}
 
@@ -42,28 +40,3 @@ def test_two_processes_that_end_at_once_both_write(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(write, range(12)))) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["final.toml"]
-
-
-def test_another_promise_in_the_same_folder_has_files_of_its_own(tmp_path):
-    first, _ = question_of(tmp_path / "study")
-    out = tmp_path / "tuned"
-
-    def named(**changes):
-        files = Files.of(replace(first, **changes), out)
-        return [path.relative_to(out).as_posix() for path in (files.final, files.facts, files.page)]
-
-    def target(**changes):
-        return {"target": replace(first.target, **changes)}
-
-    plain = ["final.toml", "tune.json", "tune.html"]
-    assert named() == named(**target(epsilon=1.0)) == plain  # nothing is there yet
-    write_file(out / "tune.json", {"asked": asked(first)})
-    assert named(**target(epsilon=1.0)) == plain  # the first question had no answer
-    (out / "final.toml").touch()
-    assert named() == plain  # the same question again
-    assert named(**target(epsilon=1.0)) == ["final-epsilon-1.toml", "tune-epsilon-1.json", "tune-epsilon-1.html"]
-    assert named(**target(population_size=5000))[0] == "final-users-5000.toml"  # delta follows from the users
-    assert named(**target(epsilon=0.5, delta=1e-7))[0] == "final-epsilon-0.5-delta-1e-07.toml"
-    assert named(degradation=0.1)[0] == "final-degradation-0.1.toml"
-    (out / "tune.json").write_text("[")
-    assert named(**target(epsilon=1.0)) == plain  # nobody knows what was asked

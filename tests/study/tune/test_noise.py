@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from clipline.study.tune.recipe import borne, change_in_words, next_noises
+from clipline.study.tune.recipe import borne, next_noises
 from clipline.study.tune.trials import Metric, Trial
 
 UP, DOWN = Metric("accuracy", lower_is_better=False), Metric("error", lower_is_better=True)
@@ -26,28 +26,10 @@ def test_degradation_is_relative_and_knows_the_direction():
     assert UP.loss(0.8, 0.84) == pytest.approx(-0.05)
     assert DOWN.loss(0.02, 0.021) == pytest.approx(0.05)
     assert DOWN.loss(0.02, 0.019) == pytest.approx(-0.05)
-
-
-def test_a_change_is_told_as_better_or_worse_whichever_way_the_metric_goes():
-    told = [change_in_words(UP.loss(0.8, value)) for value in (0.76, 0.8, 0.804)]
-    assert told == ["5.0% worse", "no change", "0.5% better"]
-    assert change_in_words(DOWN.loss(0.8, 0.804)) == "0.5% worse"
-
-
-def test_degradation_of_a_negative_metric_has_the_same_direction():
     assert UP.loss(-2.0, -2.1) == pytest.approx(0.05)  # a log-likelihood that fell
-
-
-def test_a_run_that_diverged_has_degraded_without_bound():
-    for value in (math.inf, -math.inf, math.nan):
-        assert UP.loss(0.8, value) == math.inf
-        assert DOWN.loss(0.8, value) == math.inf
-
-
-def test_a_reference_of_zero():
-    assert DOWN.loss(0.0, 0.0) == 0
-    assert DOWN.loss(0.0, 0.1) == math.inf
-    assert UP.loss(0.0, 0.1) == 0
+    assert [DOWN.loss(0.0, 0.0), DOWN.loss(0.0, 0.1), UP.loss(0.0, 0.1)] == [0, math.inf, 0]
+    for diverged in (math.inf, -math.inf, math.nan):
+        assert UP.loss(0.8, diverged) == DOWN.loss(0.8, diverged) == math.inf
 
 
 # The limit of 5% lies at 0.76 where higher is better, and at 0.84 where lower is.
@@ -61,11 +43,6 @@ def test_the_most_noise_before_the_metric_degrades(table, metric):
     assert borne(table[::-1], 0.05, metric).noise_multiplier == 0.1
     assert borne(table, 0.02, metric).noise_multiplier == 0.03
     assert borne(table, 0.07, metric).noise_multiplier == 1.0
-
-
-def test_a_loss_of_exactly_what_is_allowed_is_allowed():
-    table = trials((0.01, 1.0), (0.03, 0.75), (0.1, 0.7))
-    assert borne(table, 0.25, UP).noise_multiplier == 0.03
 
 
 def test_noise_is_raised_until_the_metric_degrades_and_then_narrowed_down_once():
@@ -84,10 +61,6 @@ def test_a_model_that_bears_nothing_keeps_the_least_noise():
     tried, chosen = rise(lambda z: 0.9 if z <= 0.01 else math.nan)
     assert chosen == 0.01
     assert tried == [0.01, 0.03, 0.0173]
-
-
-def test_a_last_step_that_is_short_is_not_halved():
-    assert rise(lambda z: 0.9 if z <= 0.3 else 0.5, limit=0.4) == ([0.01, 0.03, 0.1, 0.3, 0.4], 0.3)
 
 
 def test_two_at_once_end_at_the_same_noise():

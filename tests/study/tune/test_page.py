@@ -1,11 +1,10 @@
-import math
 import re
 from dataclasses import replace
 
 import pytest
 from study.tune.made_up import question_of
 
-from clipline.study.tune.answer import Files, _shares, page
+from clipline.study.tune.answer import Files, page
 from clipline.study.tune.question import least_cohort, scale_up
 from clipline.study.tune.recipe import Tuned
 from clipline.study.tune.trials import Metric, Rates, Trial
@@ -53,24 +52,3 @@ def test_where_more_noise_was_too_much_the_users_are_what_is_missing(question, t
     assert found["epsilon 1.5"] == "more than there are"
     assert not any("at most" in cohort or "not tried" in cohort for cohort in found.values())
     assert "More noise than" not in text
-
-
-def test_the_most_noise_that_a_cohort_can_have_leaves_nothing_to_try(question):
-    most = question.most_noise
-    assert most == 5.0  # the noise on the count is 100 / 20
-    assert not answer(question, 0.01, most, borne=most).more_noise_untried
-    assert answer(question, 0.01, 3.0, borne=3.0).more_noise_untried
-
-
-@pytest.mark.parametrize(
-    ("values", "lower", "shares"),
-    [
-        ([0.9, 0.8, 0.5, 0.45, -math.inf], False, {0.9: 1, 0.8: 0.35 / 0.45, 0.5: 0.05 / 0.45, 0.45: 0}),
-        ([1.0, 1.1, 1.2, 1e6], True, {1.0: 1, 1.1: 2 / 3, 1.2: 1 / 3, 1e6: 0}),  # ends at twice the median distance
-        ([0.9, 0.9, 0.9, 0.5], False, {0.9: 1, 0.5: 0}),
-        ([0.7], True, {0.7: 1}),
-        ([math.inf], True, {}),
-    ],
-)
-def test_a_cell_is_as_dark_as_its_value_is_near_the_best(values, lower, shares):
-    assert _shares(values, Metric("loss", lower)) == pytest.approx(shares)

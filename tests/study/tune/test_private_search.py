@@ -79,13 +79,9 @@ def test_a_second_search_in_the_same_folder_is_refused(tmp_path):
     draw_runs(tmp_path, 9, "composition", "a run")
     with pytest.raises(RunError, match="costs as much again"):
         draw_runs(tmp_path, 25, "composition", "a run")
+    with pytest.raises(RunError, match="asked otherwise"):  # the same seeds with another cohort or noise
+        draw_runs(tmp_path, 9, "composition", "another run")
     assert json.loads((tmp_path / "drawn.json").read_text(encoding="utf-8"))["asked"]["candidates"] == 9
-
-
-def test_the_same_seeds_are_never_used_with_another_cohort_or_noise(tmp_path):
-    draw_runs(tmp_path, 9, "composition", "m = 200")
-    with pytest.raises(RunError, match="asked otherwise"):
-        draw_runs(tmp_path, 9, "composition", "m = 100")
 
 
 def test_what_was_drawn_is_not_drawn_again_where_the_file_is_damaged(tmp_path):

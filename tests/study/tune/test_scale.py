@@ -93,9 +93,8 @@ def test_more_degradation_is_offered_where_a_trial_bears_enough_noise_with_it():
 
 
 def test_replace_one_needs_more_than_add_or_remove():
-    both = [scale_up(Target(5.0, None, MILLION, 1500, 100, relation), 0.01).cohort_size for relation in (
-        Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE)]  # fmt: skip
-    assert both == [7032, 7980]  # PRIVACY.md, section 1.3
+    replaced = scale_up(Target(5.0, None, MILLION, 1500, 100, Relation.REPLACE_ONE), 0.01)
+    assert replaced.cohort_size == 7980  # PRIVACY.md, section 1.3, where the other has 7032
 
 
 def banded(epsilon=4.0, users=100_000, relation=Relation.ADD_OR_REMOVE):
@@ -126,11 +125,6 @@ def test_a_trial_that_meets_the_target_with_bands_is_not_scaled():
     found = scale_up(target, target.enough_noise() * 1.001)
     assert (found.alpha, found.bands > 1) == (1, True)
     assert found.guarantee.epsilon <= 4.0
-
-
-def test_where_all_users_are_too_few_bands_do_not_help():
-    with pytest.raises(Unreachable):
-        scale_up(Target(2.0, None, 3_000, 150, 100, banded=True), 0.1)
 
 
 def test_banded_noise_is_left_out_of_a_target_that_it_cannot_be_accounted_for():
