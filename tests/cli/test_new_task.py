@@ -149,7 +149,7 @@ def of(table="sales.csv", user="customer", **more):
         (of(label="share", classes="3"), "is fraction: give their"),
         (of(label="kind", classes="big,big"), "classes=['big', 'big'] must be a list of"),
         (of("header.csv", label="late"), "has no column of numbers or times to predict"),
-        (["--user", "customer"], "user='customer' must be left out without a table"),
+        (["--user", "customer"], "--user 'customer' must be left out without a table"),
     ],
 )
 def test_what_cannot_be_written_is_refused_in_one_sentence(sales, tmp_path, arguments, words):

@@ -174,7 +174,7 @@ def test_flags_override_the_file_which_overrides_what_the_task_says(mine, tmp_pa
     assert not (tmp_path / "again").exists()
     mine.ok("train", "--model", "mine.py", "--config", "run/settings.toml", "--out", "again")
     err = mine.refused("train", "mine.py", "--model", "mine.py", "--data", "store")
-    assert "model='mine.py' must be the file FILE.py of a task, in the place of TASK: give one of the two" in err
+    assert "--model 'mine.py' must be the file FILE.py of a task, in the place of TASK: give one of the two" in err
 
 
 def test_an_interrupted_run_of_ones_own_is_resumed(mine, tmp_path, monkeypatch):
@@ -304,7 +304,7 @@ COMMANDS = {
 WRONG = {
     "nowhere.py": "'nowhere.py' must be the path of a Python file, and there is none",
     "mine.py:wid": "and there is none: did you mean 'wide'?",
-    "broken.py": "task='broken.py' cannot be run (line 1: invalid syntax): mend the file",
+    "broken.py": "'broken.py' cannot be run (line 1: invalid syntax): mend the file",
     "three.py": "model() of 'three.py' gave int but must give a torch.nn.Module: return one (line 8)",
     "so_lr.py": "'so_lr.py' must be named other than 'so_lr', a task of clipline: rename the file",
 }
@@ -387,13 +387,19 @@ def test_a_figure_of_the_paper_is_made_of_a_file(mine, tmp_path):
     ("arguments", "words"),
     [
         (["mine.py"], "data=None must be given for 'mine.py', which generates no users: give --data DIR or FILE"),
-        (["mine.py", "--data", "nowhere"], "data='nowhere' does not exist: give a table (.parquet, .csv, .tsv, .jso"),
-        (["mine.py", "--data", "tabel.npz"], "data='tabel.npz' does not exist: did you mean 'table.npz'?"),
-        (["mine.py", "--data", "empty"], "data='empty' must be a folder made by clipline data prepare, or a table"),
+        (["mine.py", "--data", "nowhere"], "--data 'nowhere' does not exist: give a table (.parquet, .csv, .tsv, .jso"),
+        (["mine.py", "--data", "tabel.npz"], "--data 'tabel.npz' does not exist: did you mean 'table.npz'?"),
+        (["mine.py", "--data", "empty"], "--data 'empty' must be a folder made by clipline data prepare, or a table"),
         (["mine.py", "--data", "table.npz"], "user_column=None must be given for the table 'table.npz'"),
         (["mine.py", "--data", "table.npz", "--user-column", "usr"], "has no user column 'usr': did you mean 'user'?"),
-        (["mine.py", "--data", "store", "--evaluate-on", "best"], "evaluate_on='best' must be one of validation, test"),
-        (["handwriting", "--user-column", "user"], "user_column='user' must be left out, as task 'handwriting' has no"),
+        (
+            ["mine.py", "--data", "store", "--evaluate-on", "best"],
+            "--evaluate-on 'best' must be one of validation, test",
+        ),
+        (
+            ["handwriting", "--user-column", "user"],
+            "--user-column 'user' must be left out, as task 'handwriting' has no",
+        ),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_in_one_sentence(mine, tmp_path, arguments, words):

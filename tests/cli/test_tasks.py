@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from safetensors import safe_open

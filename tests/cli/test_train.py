@@ -77,7 +77,7 @@ def test_without_a_seed_the_noise_is_the_systems_and_a_seed_for_it_has_to_be_giv
     assert settings["noise_source"] == "system"
     assert "resume.key" not in [path.name for path in (tmp_path / "r").iterdir()]
     err = clipline.refused("train", *flags, "--noise-source", "seed", "--out", "s")
-    assert "seed=None must be given where noise_source='seed': give --seed 7, or leave --noise-source out" in err
+    assert "seed is missing, from which --noise-source 'seed' draws: give --seed 7, or leave --noise-source out" in err
 
 
 def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
@@ -223,18 +223,24 @@ def test_a_folder_in_which_another_process_is_at_work_is_refused_and_stays_as_it
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--population-size", "20"], "cohort_size=30 must be at most the population, 20 users"),
-        (["--relation", "add-or-remove", "--sampling", "fixed"], "relation='add-or-remove' must be replace-one or"),
+        (["--population-size", "20"], "--cohort-size 30 must be at most the population, 20 users"),
+        (["--relation", "add-or-remove", "--sampling", "fixed"], "--relation 'add-or-remove' must be replace-one or"),
         (["final.toml"], "or FILE.py: give settings as --config final.toml"),
         (["handwritting"], "emnist_cr, shakespeare, so_lr, so_nwp: did you mean 'handwriting'?"),
         (["--epsilon", "2", "--noise-multiplier", "1"], "one follows from the other"),
-        (["--clip", "quantil"], "clip='quantil' must be one of quantile, fixed, none or a number: did you mean 'quan"),
+        (
+            ["--clip", "quantil"],
+            "--clip 'quantil' must be one of quantile, fixed, none or a number: did you mean 'quan",
+        ),
         (["--clip", "none"], "clip=inf must be finite where noise is added"),
-        (["--device", "gpu"], "device='gpu' must be auto, cpu or cuda: did you mean 'cuda'?"),
-        (["--config", "missing.toml"], "config='missing.toml' does not exist"),
+        (["--device", "gpu"], "--device 'gpu' must be auto, cpu or cuda: did you mean 'cuda'?"),
+        (["--config", "missing.toml"], "--config 'missing.toml' does not exist"),
         (["--config", "bad.toml"], "config 'bad.toml' has the unknown key 'ronds': did you mean 'rounds'?"),
         (["--config", "broken.toml"], "cannot be read as TOML"),
-        (["--noise-multiplier", "9", "--count-stddev", "1"], "raise count_stddev or cohort_size, or lower noise_mul"),
+        (
+            ["--noise-multiplier", "9", "--count-stddev", "1"],
+            "raise --count-stddev or --cohort-size, or lower --noise-mul",
+        ),
         (["--out", "bad.toml/x"], "bad.toml"),
         (["--resume", "nowhere"], "does not exist"),
     ],

@@ -154,7 +154,7 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except CliplineError as error:
-            error.args, error.hint = (_with_flags(str(error), ctx),), _with_flags(error.hint, ctx)
+            _name_flags(error, ctx)
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -174,18 +174,21 @@ class Command(click.Command):
 _ALL, _TYPED = "clipline.help_all", "clipline.typed"  # keys of a context's notes
 
 
-def _with_flags(text: str, ctx: click.Context) -> str:
-    """`server_lr=-1.0` as --server-lr -1.0 where that was typed, and any other name of two words as its flag."""
+def _name_flags(error: CliplineError, ctx: click.Context) -> None:
+    """Write `server_lr=-1.0` as --server-lr -1.0 where that was typed, and then other names of two words as flags."""
+    texts = before = [str(error), error.hint]
+    words: list[tuple[str, str]] = []
     for param in ctx.command.params:
         name, value = str(param.name), ctx.params.get(str(param.name))
         typed = next((word for word in ctx.meta[_TYPED] if word in param.opts), param.opts[0])
         flag = name.upper() if isinstance(param, Argument) else typed
+        words += [(name, flag)] if "_" in name and flag == typed else []
         for shown in () if value is None else (repr(value), repr(str(value))):
             said = flag if value is True else f"{flag} {shown}"
-            text = said.join(re.split(rf"(?<![\w-]){name}={re.escape(shown)}(?!\w)", text))
-        if "_" in name and typed.startswith("-"):
-            text = re.sub(rf"(?<![\w'\"./-]){name}(?![\w'\"=.(]| is missing)", typed, text)
-    return text
+            texts = [said.join(re.split(rf"(?<![\w-]){name}={re.escape(shown)}(?!\w)", text)) for text in texts]
+    for name, flag in words if texts != before else ():
+        texts = [re.sub(rf"(?<![\w'\"./-]){name}(?![\w'\"=.(]| is missing)", flag, text) for text in texts]
+    error.args, error.hint = (texts[0],), texts[1]
 
 
 def _help_all() -> click.Option:

@@ -219,7 +219,7 @@ def rewrite(**entries):
         (cut("test/field.tokens.npy"), [], "was altered or damaged, prepare the data again"),
         (rewrite(tasks=["so_nwp"]), [], "must be prepared for shakespeare, and it is for so_nwp"),
         (rewrite(users=1), ["--cohort-size", 1], "has 2 users and 4 examples but its manifest says 1 and 4"),
-        (lambda folder: None, ["--cohort-size", 3], "cohort_size=3 must be at most the population, 2 users"),
+        (lambda folder: None, ["--cohort-size", 3], "--cohort-size 3 must be at most the population, 2 users"),
         (lambda folder: None, ["--data", "store/train"], "the folder of both train and test, and it is one of the two"),
         (lambda folder: None, ["--data", ""], "--data '' must be the path of a folder or a file, or stand-in"),
     ],
