@@ -41,7 +41,7 @@ from clipline.federated.clipping import ClippedSum
 from clipline.federated.discrete_mechanism import DiscreteMechanism
 from clipline.federated.mechanism import GaussianMechanism
 from clipline.federated.round import Algorithm
-from clipline.federation.encoders import KeptShare, RotatedLevels
+from clipline.federation.encoders import KeptShare, RotatedLevels, packed
 from clipline.federation.simulated import UploadBackend
 from clipline.layers import BagLinear
 from clipline.plotting import PALETTE, new_figure, plain_log_labels, save_figure
@@ -218,7 +218,7 @@ def costs(made: cl.Training, upload: Any) -> dict[str, float]:
             staying = (1 - DROPPING) * np.maximum(users, rng.poisson(users, 10_000)).mean()
             shares = staying / mechanism.shares
         noise = math.sqrt(shares * code.stddev**2 + users / 6) * code.unit  # rounding has a variance of 1/6 on average
-        words = code.encode(joint, 1.0, 0, rng).nbytes
+        words = packed(code.encode(joint, 1.0, 0, rng), code.bits).nbytes
         return {"noise": noise / plain - 1, "bytes": words, "all_bytes": words + KEYS + (users - 1) * (BOX + SHARE)}
     encoder = RotatedLevels(made.dim, inner.bits) if isinstance(inner, cl.Quantised) else KeptShare(made.dim)
     message = encoder.encode(joint, 1.0, 0, rng)

@@ -34,19 +34,9 @@ def test_a_plan_prints_and_speaks_json(ask):
 
 def test_the_papers_convention_comes_with_a_warning(ask):
     out, _ = ask.ok(
-        "--population-size",
-        "1000000",
-        "--rounds",
-        "1500",
-        "--epsilon",
-        "5",
-        "--scale",
-        "m=100,z=0.1",
-        "--sampling",
-        "fixed",
-        "--relation",
-        "paper",
-    )
+        "--population-size", "1000000", "--rounds", "1500", "--epsilon", "5", "--scale", "m=100,z=0.1", "--sampling",
+        "fixed", "--relation", "paper",
+    )  # fmt: skip
     assert out.startswith("WARNING, not a guarantee")
     assert "513 exactly" in out
 

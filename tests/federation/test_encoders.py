@@ -15,7 +15,15 @@ from scipy import stats
 
 from clipline import SettingError
 from clipline.federated.clipping import ModularSum, PartialSums, centred, clip_rows
-from clipline.federation.encoders import KeptShare, Plain, RotatedLevels, secure_integers, word_type
+from clipline.federation.encoders import (
+    KeptShare,
+    Plain,
+    RotatedLevels,
+    packed,
+    secure_integers,
+    unpacked,
+    word_type,
+)
 from clipline.federation.rotation import Rotation
 from clipline.privacy.events import PoissonSampling
 from clipline.random.discrete_gaussian import words_of
@@ -350,3 +358,16 @@ def test_shares_add_up_to_the_noise_of_the_code():
     drawn = np.concatenate(sums)
     assert drawn.std() == pytest.approx(code.stddev, rel=5 / math.sqrt(2 * len(drawn)))  # once in a million by chance
     assert stats.kstest(drawn / code.stddev, "norm").pvalue > 1e-6
+
+
+@pytest.mark.parametrize("bits", range(1, 33))
+@pytest.mark.parametrize("count", [1, 8, 13])
+def test_packed_numbers_are_their_bits_one_after_the_other(bits, count):
+    """Lowest bits first, as one whole number of Python's would have them."""
+    numbers = np.random.default_rng(bits).integers(0, 1 << bits, count, dtype=np.uint64).astype(word_type(bits))
+    whole = sum(int(number) << (bits * place) for place, number in enumerate(numbers))
+    data = packed(numbers, bits)
+    assert data.tobytes() == whole.to_bytes(-(-bits * count // 8), "little")
+    back = unpacked(data, bits, count)
+    assert back.dtype == numbers.dtype
+    assert back.tolist() == numbers.tolist()

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from oracle_rows import gaussian_epsilon
 
 pytest.importorskip("flwr", reason="the extra federation is not installed")
 
@@ -14,8 +15,6 @@ from click.testing import CliRunner
 from federations import DIM, UPDATES, USERS, app, grid, training
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from samples import everything_in
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 import clipline as cl
 from clipline.cli.parser import app as command
@@ -24,11 +23,12 @@ from clipline.federated.backend import CohortRequest
 from clipline.federated.clipping import ModularSum, centred, clip_rows, join_bit
 from clipline.federated.draws import NoiseNow, WholeNoise
 from clipline.federated.sampling import Cohort
-from clipline.federation.encoders import SecureIntegers
+from clipline.federation.encoders import SecureIntegers, packed
 from clipline.federation.flower import AdaptiveClippingStrategy, _Grid
 from clipline.federation.flower_in_process import InProcessGrid
 from clipline.federation.secure_sum import SumServer
 from clipline.privacy.ledger import Ledger
+from clipline.privacy.two_views import account_both
 from clipline.training.checkpoint import Circumstances, load_checkpoint
 from clipline.training.run_files import PARTICIPATIONS
 from clipline.trust.card import write_cards
@@ -253,7 +253,7 @@ def test_one_bad_client_does_not_end_a_secure_round(stage, value, attempts, coun
     upload = cl.SecureSum(24)
     made = training(upload, noise_multiplier=0.5, count_stddev=1.0)
     release, serving = one_sum(made, Lying(garbled(stage, value), upload), tmp_path)
-    assert serving.sums == attempts
+    assert serving.told["asked"] == attempts
     assert (serving.unprivate_replies["malformed"] == 1) == counted
     # With the noise taken off: the sum of the others, or of all where only its shares are wrong.
     noise = of_nobody(made).mean * USERS
@@ -319,7 +319,7 @@ def test_of_a_round_whose_exact_sum_may_be_known_no_second_sum_is_opened(tmp_pat
 def test_before_anybody_is_asked_for_shares_a_round_may_be_tried_again(tmp_path):
     upload, made = secure()
     release, serving = one_sum(made, Mute(app(upload), "masked", count=3, attempts=1), tmp_path)
-    assert serving.sums == 2
+    assert serving.told["asked"] == 2
     assert not torch.equal(release.mean, of_nobody(made).mean)
 
 
@@ -371,11 +371,6 @@ def test_nodes_that_fill_up_are_no_replies(count, least, shares, opened, tmp_pat
         with pytest.raises(RunError, match="abandoned 2 times"):
             backend.sums([request])
         assert "answers" not in nodes.stages
-
-
-def gaussian_epsilon(mu, delta):
-    """Balle and Wang (2018), solved by SciPy."""
-    return brentq(lambda e: norm.cdf(mu / 2 - e / mu) - math.exp(e) * norm.cdf(-mu / 2 - e / mu) - delta, 0, 100)
 
 
 class Dies(Mute):
@@ -488,6 +483,37 @@ def test_two_guarantees_that_were_changed_are_found(name, old, new, problem, tmp
     found = verify(folder)
     assert any(problem in one for one in found.problems)
     assert (found.seal == seal) == (name == PARTICIPATIONS)
+
+
+def test_fewer_participations_are_found_without_the_file_of_who_was_asked(tmp_path):
+    """One attempt comes to nothing, which the ledger does not show: the model's card does."""
+    folder, (upload, made) = tmp_path / "run", secure(least_survivors=3)
+    strategy(made).run(Mute(app(upload), "answers", count=4, attempts=1), folder)
+    found = verify(folder)
+    assert found.problems == ()
+    assert found.both.participations == found.ledger.rounds + 1 == 5
+    (folder / PARTICIPATIONS).unlink()
+    assert verify(folder).problems == ()
+    (folder / "guarantees.txt").write_text(f"{account_both(found.guarantee, found.ledger, 4)}\n")
+    (problem,) = verify(folder).problems
+    assert "guarantees.txt says" in problem
+
+
+def test_a_cap_that_was_passed_already_is_no_cap_of_a_resumed_run(tmp_path):
+    folder, (upload, made) = tmp_path / "run", secure(least_survivors=3)
+    with pytest.raises(KeyboardInterrupt):
+        strategy(made, max_participations=3).run(Dies(app(upload), "none"), folder)
+    again = strategy(secure(least_survivors=3)[1], max_participations=1)
+    with pytest.raises(SettingError, match="max_participations=1 must be a whole number at least 2"):
+        again.run(grid(upload), folder)
+
+
+def test_a_node_that_was_left_out_for_its_boxes_is_left_out_of_a_resumed_run(tmp_path):
+    upload, made = secure()
+    _, serving = one_sum(made, Lying(garbled(BOX, bytes(160)), upload), tmp_path)
+    again = strategy(secure()[1])
+    again._read(tmp_path)
+    assert again.barred == serving.barred == {1000}
 
 
 def test_a_run_that_a_metric_ended_is_charged_as_planned_in_both_sentences(tmp_path):
@@ -618,8 +644,8 @@ def test_a_secure_server_holds_no_vector_in_clear_at_any_time(tmp_path, monkeypa
     assert len(encoded) == USERS
     assert len(joined) > 5000  # it looked at something
     for words in encoded:
-        whole = words.tobytes()
-        assert not any(whole[start : start + 12] in joined for start in range(0, len(whole) - 11, 4))
+        for whole in (words.tobytes(), packed(words, 24).tobytes()):
+            assert not any(whole[start : start + 12] in joined for start in range(len(whole) - 11))
 
 
 def test_no_message_of_a_secure_round_shows_an_update_or_a_bit(tmp_path):
@@ -633,7 +659,7 @@ def test_no_message_of_a_secure_round_shows_an_update_or_a_bit(tmp_path):
         kinds.append("vector")
         if isinstance(record, ArrayRecord):
             clear = code.encode(JOINT[user], CLIP, 0, np.random.default_rng(0)).astype(np.int64)
-            sent = np.frombuffer(record["vector"].data, np.uint32).astype(np.int64)
+            sent = np.frombuffer(record["vector"].data, np.uint8).reshape(-1, 3) @ np.array([1, 1 << 8, 1 << 16])
             far += (centred(sent - clear, 24) / 2**23).tolist()  # a mask, uniform in -1 to 1
         else:
             (size,) = {len(value) for value in record.values()}

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra federation is not installed")
 
-from federations import DIM, UPDATES, app, grid
+from federations import DIM, UPDATES, app, grid, training
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -121,12 +121,29 @@ def test_a_node_answers_no_server_whose_upload_is_another(own):
     for other in UPLOADS:
         reply = asked(nodes, {**stage, "number": 1, "upload": declared(other)})
         assert bool(list(reply)) == (other == own)
-    assert list(asked(nodes, {**stage, "number": 1, "upload": declared(own).replace("encoding 1", "encoding 0")})) == []
+    assert list(asked(nodes, {**stage, "number": 1, "upload": declared(own).replace("encoding 2", "encoding 1")})) == []
 
 
 def test_a_node_makes_no_share_of_a_noise_that_is_none():
     for odd in ({"stddev": 0.0}, {"stddev": math.nan}, {"length": 2.0**40}, {"bit-weight": -3.0}):
         assert list(asked(grid(SECURE, shows_errors=False), {**KEYS, "number": 1, **odd})) == []
+
+
+@pytest.mark.parametrize(("least", "answered"), [(None, True), (0.49, True), (0.5, True), (0.51, False)])
+def test_a_node_makes_no_share_of_less_noise_than_its_app_promises(least, answered):
+    upload = cl.SecureSum(24, least_survivors=3)
+    made = training(upload, noise_multiplier=0.5, count_stddev=1.0)
+    code = made.algorithm.mechanism.code  # its noise on its bound is a multiplier of 0.5
+    assert math.sqrt(code.stddev**2 - 4) / code.bound == pytest.approx(0.5)
+    told = {**KEYS, "upload": declared(upload), "stddev": code.stddev, "length": code.length, "number": 1}
+    nodes = InProcessGrid(app(upload, noise_multiplier=least), 1, shows_errors=False)
+    assert bool(list(asked(nodes, {**told, "bit-weight": code.bit_weight}))) == answered
+
+
+@pytest.mark.parametrize("upload", [None, cl.Quantised(8), SECURE], ids=str)
+def test_a_node_that_adds_no_noise_cannot_promise_any(upload):
+    with pytest.raises(SettingError, match=r"noise_multiplier=.* must be left out"):
+        clipped(upload, noise_multiplier=0.5)
 
 
 def test_a_node_that_cannot_open_a_box_names_the_sender_and_is_out_of_the_round():

@@ -49,15 +49,3 @@ def test_one_bar_goes_over_all_stages_and_names_the_one_at_work(capsys, monkeypa
     progress.begin({"d": 1}, [])
     progress.end("d")
     assert places[-1] == (1.0, "tune, 2 of 2: noise")
-
-
-def test_runs_that_another_process_ended_count_as_done(capsys):
-    progress = StudyProgress()
-    progress.begin({"a": 2}, [])
-    progress.wait(1)
-    progress.wait(1)
-    progress.end(["a", "elsewhere"])
-    assert capsys.readouterr().err.splitlines()[1:] == [
-        "runs 0/1 done  0 running  waiting for 1 of another process",
-        "runs 1/1 done  0 running",
-    ]

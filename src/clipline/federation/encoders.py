@@ -5,7 +5,7 @@
 | `KeptShare` of all, `Plain` | yes | 1 | 32 | every vector |
 | `RotatedLevels` | yes | 1 + 2 sqrt(d) / (2^k - 1), usually by far less | k, 1 to 16 | every vector |
 | `KeptShare` | yes | 1 / share | 32 share | every vector |
-| `SecureIntegers` | but for 1e-6 of a step and float32 | nothing: noise is made for its bound | 16 or 32 | the sum |
+| `SecureIntegers` | but for 1e-6 of a step and float32 | nothing: noise is made for its bound | 14 to 32 | the sum |
 
 Where the server decodes vectors it clips each of them once more (`PartialSums.add_clipped`). So an enlarged norm costs
 accuracy and no privacy. All vectors are in clips: the range follows the clip, and nobody tunes it.
@@ -146,7 +146,7 @@ class RotatedLevels:
         scaled = (rotated.double() / reach + 1) * (self._steps / 2) if reach else torch.zeros(self._rotation.dim)
         levels = np.floor(scaled.numpy() + rng.random(self._rotation.dim)).clip(0, self._steps).astype(np.uint16)
         head = np.array([reach], "<f4").view(np.uint8), np.array([float(joint[-1]) > 0], np.uint8)
-        return np.concatenate([*head, _packed(levels, self.levels_bits)])
+        return np.concatenate([*head, packed(levels, self.levels_bits)])
 
     def decode(self, message: Message, clip: float, round_index: int) -> Tensor | None:
         """What the levels stand for, rotated back."""
@@ -156,25 +156,35 @@ class RotatedLevels:
         reach = float(message[:4].copy().view("<f4")[0])
         if not 0 <= reach <= 2:  # of a vector within the clip it is 1 at most; also for NaN
             return None
-        levels = torch.from_numpy(_unpacked(message[5:], self.levels_bits, dim).astype(np.float64))
+        levels = torch.from_numpy(unpacked(message[5:], self.levels_bits, dim).astype(np.float64))
         update = self._rotation.backward((levels * (2 / self._steps) - 1) * reach, round_index) * clip
         return torch.cat([update, torch.tensor([float(message[4]) - 0.5], dtype=torch.float64)])
 
 
-def _packed(levels: NDArray[np.uint16], bits: int) -> NDArray[np.uint8]:
-    if bits in (8, 16):
-        return levels.astype(np.uint8 if bits == 8 else "<u2").view(np.uint8)
-    each = np.unpackbits(levels.astype(">u2").view(np.uint8).reshape(-1, 2), axis=1)[:, 16 - bits :]
-    return np.packbits(each)
+def packed(numbers: NDArray[np.unsignedinteger], bits: int) -> NDArray[np.uint8]:
+    """So many bits of each number, one after the other: eight numbers are `bits` bytes."""
+    columns = np.zeros((8, -(-len(numbers) // 8)), numbers.dtype)
+    columns.T.flat[: len(numbers)] = numbers
+    found = np.zeros((columns.shape[1], bits), np.uint8)
+    for place, column in enumerate(columns):
+        first, shift = divmod(place * bits, 8)
+        found[:, first] |= (column << shift).astype(np.uint8)
+        for byte in range(first + 1, -(-(place + 1) * bits // 8)):
+            found[:, byte] |= (column >> (8 * (byte - first) - shift)).astype(np.uint8)
+    return found.reshape(-1)[: -(-len(numbers) * bits // 8)]
 
 
-def _unpacked(packed: NDArray[np.generic], bits: int, count: int) -> NDArray[np.unsignedinteger]:
-    words = np.ascontiguousarray(packed).view(np.uint8)
-    if bits in (8, 16):
-        return words.view(np.uint8 if bits == 8 else "<u2")
-    each = np.zeros((count, 16), np.uint8)
-    each[:, 16 - bits :] = np.unpackbits(words)[: count * bits].reshape(count, bits)
-    return np.packbits(each, axis=1).view(">u2")[:, 0].astype(np.uint16)
+def unpacked(data: NDArray[np.generic], bits: int, count: int) -> NDArray[np.unsignedinteger]:
+    """The `count` numbers, as `word_type`, that `packed` has made these bytes of."""
+    rows = np.zeros((-(-count // 8), bits), np.uint8)
+    rows.flat[: len(data)] = data.view(np.uint8)
+    found = np.zeros((len(rows), 8), np.uint64)
+    for place in range(8):
+        first, shift = divmod(place * bits, 8)
+        for byte in range(first, -(-(place + 1) * bits // 8)):
+            found[:, place] |= rows[:, byte].astype(np.uint64) << (8 * (byte - first))
+        found[:, place] >>= shift
+    return (found.reshape(-1)[:count] & ((1 << bits) - 1)).astype(word_type(bits))
 
 
 @dataclass(frozen=True)

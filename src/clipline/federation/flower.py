@@ -27,7 +27,7 @@ from ..federated.round import TrainState
 from ..federated.sampling import Cohort, PoissonSampler
 from ..privacy.events import PoissonSampling
 from ..privacy.relations import Relation
-from ..privacy.two_views import Participations, TwoGuarantees, account_both
+from ..privacy.two_views import Participations, TwoGuarantees, account_both, most_participations
 from ..random.streams import NormalGenerator
 from ..training import durable
 from ..training.callbacks import Callback
@@ -35,7 +35,7 @@ from ..training.result import RoundReport, TrainResult
 from ..training.run_directory import RunDirectory, checked_path, directory_first
 from ..training.run_files import GUARANTEES, PARTICIPATIONS, can_go_on
 from ..training.training import Training
-from .encoders import word_type
+from .encoders import unpacked
 from .flower_messages import (
     BOX,
     CLIENTS,
@@ -130,7 +130,9 @@ class AdaptiveClippingStrategy:
         self.asked = Participations(_UNLIMITED if max_participations is None else max_participations)
         self.unprivate_replies: Counter[str] = Counter()  # how many of each kind; no text of a reply is kept
         self.abandoned = 0
-        self.sums = 0  # how often a cohort was asked, for rounds and for attempts that came to nothing
+        self.told = {"noise_by_clients": self.noise_by_clients, "asked": 0}  # what the model's card tells
+        if max_participations is not None:
+            self.told["max_participations"] = max_participations
         self.barred: set[int] = set()  # nodes whose shares or boxes have kept a secure sum from coming out
         self.opened = -1  # the last round whose exact sum the server may have; only where it adds the noise
         self.least_vectors = least_replies  # of a sum, with those of nodes that fill up
@@ -158,20 +160,15 @@ class AdaptiveClippingStrategy:
         online = _OnlineNodes(sampler, lambda: self._online(grid))
         federated.problem, federated.algorithm = problem, replace(self.training.algorithm, sampler=online)
         federated.backend = _Grid(self, grid, folder.path)
+        federated.federation = self.told
         federated.replays = False  # nodes that are asked again reply otherwise
         callbacks = [*callbacks, _OnDisk(self, folder)]
         return federated.resume(folder.path, callbacks) if resumes else federated.run(callbacks)
 
     def guarantees(self, result: TrainResult) -> TwoGuarantees:
         """What a run promises to outsiders, and against this server."""
-        ledger, charged = result.state.ledger, result.guarantee.rounds  # of a run that a metric ended: all planned
-        if not self.noise_by_clients:
-            return account_both(result.guarantee, ledger, 0)
-        # Every time that a cohort is asked counts, as the server may then have what it takes to open the sum. So many
-        # times one node was asked at most; how often any really was would tell outsiders of cohorts.
-        most = max(self.sums, charged)
-        if self.max_participations is not None:
-            most = min(most, self.max_participations)
+        ledger = result.state.ledger
+        most = most_participations(self.told, result.guarantee.rounds)  # of a run that a metric ended: all planned
         rounds = ledger if ledger.rounds else ledger.add(self.training.algorithm.event)
         return account_both(result.guarantee, rounds, most)
 
@@ -214,18 +211,20 @@ class AdaptiveClippingStrategy:
     def _read(self, folder: Path) -> None:
         try:
             kept = json.loads((folder / PARTICIPATIONS).read_text(encoding="utf-8"))
-            self.asked = replace(self.asked, counts=dict(kept["asked"]))
+            counts = {name: int(count) for name, count in kept["asked"].items()}
             self.unprivate_replies, self.abandoned = Counter(kept["replies"]), int(kept["abandoned"])
-            self.sums, self.opened = int(kept["sums"]), int(kept["opened"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.told["asked"], self.opened = int(kept["sums"]), int(kept["opened"])
+            self.barred = {int(node) for node in kept["barred"]}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
                 f"{str(folder / PARTICIPATIONS)!r} cannot be read", "restore it, or start a new run"
             ) from error
+        self.asked = replace(self.asked, counts=counts)  # refuses a cap that is below what nodes were asked already
 
     def write(self, folder: Path) -> None:
         """Have the participations on disk."""
         kept = {"asked": self.asked.counts, "replies": self.unprivate_replies, "abandoned": self.abandoned,
-                "sums": self.sums, "opened": self.opened}  # fmt: skip
+                "sums": self.told["asked"], "opened": self.opened, "barred": sorted(self.barred)}  # fmt: skip
         durable.write(folder / PARTICIPATIONS, json.dumps(kept), mode=0o600)
 
 
@@ -309,7 +308,8 @@ class _Grid:
         for _ in range(strategy.attempts):
             names = {str(node): node for node in request.cohort.users.view(np.uint64).tolist()}
             nodes = [names[name] for name in strategy.asked.allowed(names) if names[name] not in strategy.barred]
-            strategy.asked, strategy.sums = strategy.asked.add(map(str, nodes)), strategy.sums + 1
+            strategy.asked = strategy.asked.add(map(str, nodes))
+            strategy.told["asked"] += 1
             strategy.write(self._folder)  # they count from now on, whatever happens
             found = self._secure(request, nodes) if strategy.secure else self._plain(request, nodes)
             if found is not None:
@@ -386,11 +386,11 @@ class _Grid:
             (pair,) = bytes_in(content, KEYS).values()
             return server.add_keys(number[node], (pair[:32], pair[32:]))
 
-        like = np.zeros(code.dim, word_type(code.bits))
+        like = np.zeros(-(-code.dim * code.bits // 8), np.uint8)
 
         def masked(node: int, content: RecordDict) -> bool:
             if isinstance(content.get("reply"), ArrayRecord):
-                return server.add_masked(number[node], vector_in(content, like))
+                return server.add_masked(number[node], unpacked(vector_in(content, like), code.bits, code.dim))
             server.add_complaint(number[node], bytes_in(content, COMPLAINT))
             return False
 
@@ -416,6 +416,7 @@ class _Grid:
             return self._nothing(request) if strategy.opened == request.round_index else None
         finally:
             strategy.barred |= {order[one - 1] for one in server.suspects}
+            strategy.write(self._folder)
 
     def _with_parameters(self, request: CohortRequest, **same: Any) -> Callable[[Mapping[str, Any]], RecordDict]:
         """Contents of messages that have the parameters: for each node what is the same for all, and its own."""

@@ -10,11 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import RunError, check_whole
+from ..errors import RunError, check_number, check_whole, refuse
 from ..federated.clipping import clip_rows, join_bit
+from ..privacy.discrete_noise import discrete_event
+from ..privacy.events import NoSampling
 from ..random.discrete_gaussian import words_of
 from ..random.normal_numbers import SystemNormal
-from .encoders import SecureIntegers, word_type
+from .encoders import SecureIntegers, packed, word_type
 from .flower_messages import (
     CLIENTS,
     COMPLAINT,
@@ -38,7 +40,7 @@ TrainFunction = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, TrainFunction], Message]
 
 
-def clipped(upload: Uploads = None, *, least_replies: int = 2) -> Mod:
+def clipped(upload: Uploads = None, *, least_replies: int = 2, noise_multiplier: float | None = None) -> Mod:
     """A mod for the training function of a Flower `ClientApp`: it clips the update, adds the bit and encodes both.
 
     The function gets the trained parameters as the record "arrays" and must reply with a record "arrays" of the same
@@ -51,12 +53,14 @@ def clipped(upload: Uploads = None, *, least_replies: int = 2) -> Mod:
         server whose upload differs in any setting.
       least_replies: With a `SecureSum`, how many vectors a sum must have. The node refuses to open a smaller one,
         whatever the server says. Where nodes add the noise, vectors of nodes that only fill up a cohort count too.
+      noise_multiplier: Where nodes add the noise, the least of a round, such as the training's own. The node sends
+        nothing if `least_survivors` shares of the noise that the server asks for come to less.
 
     Returns:
       The mod, for `@app.train(mods=[...])`.
 
     Raises:
-      SettingError: If `least_replies` is not a whole number of at least 2.
+      SettingError: If `least_replies` is below 2, or a `noise_multiplier` is given where nodes add no noise.
 
     Example:
       >>> app = ClientApp()
@@ -64,10 +68,15 @@ def clipped(upload: Uploads = None, *, least_replies: int = 2) -> Mod:
       ... def train(message, context): ...
     """
     check_whole("least_replies", least_replies, at_least=2, way_out="a sum of one vector hides nothing: give 2 or more")
+    if noise_multiplier is not None:
+        check_number("noise_multiplier", noise_multiplier, above=0, way_out="give that of the training, such as 0.5")
+        if not isinstance(upload, SecureSum) or upload.least_survivors is None:
+            raise refuse("noise_multiplier", noise_multiplier, "left out where nodes add no noise",
+                         "leave it out, or give upload=SecureSum(least_survivors=20), say")  # fmt: skip
 
     def mod(message: Message, context: Context, call_next: TrainFunction) -> Message:
         try:
-            content = _answer(message, context, call_next, upload, least_replies)
+            content = _answer(message, context, call_next, upload, least_replies, noise_multiplier or 0.0)
         except Exception:  # Flower would send its text to the server
             if context.node_config.get(SHOWS_ERRORS) is True:
                 raise
@@ -79,7 +88,12 @@ def clipped(upload: Uploads = None, *, least_replies: int = 2) -> Mod:
 
 
 def _answer(
-    message: Message, context: Context, call_next: TrainFunction, upload: Uploads, least_replies: int
+    message: Message,
+    context: Context,
+    call_next: TrainFunction,
+    upload: Uploads,
+    least_replies: int,
+    least_noise: float,
 ) -> RecordDict:
     told = message.content[TOLD]
     secure = isinstance(upload, SecureSum)
@@ -102,10 +116,14 @@ def _answer(
 
     numbers = float(told["stddev"]), float(told["length"]), float(told["bit-weight"])
     code = SecureIntegers(len(joint) - 1, upload.bits, *numbers, most_users=1)
-    least = max(least_replies, upload.least_survivors or 0, int(told["threshold"]))
+    shares = upload.least_survivors or 1
+    event = discrete_event(NoSampling(), stddev=code.stddev, bound=code.bound, dim=code.dim, shares=shares)
+    if event.noise_multiplier < least_noise * (1 - 1e-9):
+        raise RunError(f"the server asks for a noise multiplier of {event.noise_multiplier:g}, not {least_noise:g}")
+    least = max(least_replies, shares, int(told["threshold"]))
     plan = SumPlan(code.dim, code.bits, int(told["threshold"]), least, told["round-id"])
     noise = None if upload.least_survivors is None else words_of(SystemNormal())
-    vector = code.encode(joint, clip, round_index, rng, noise, upload.least_survivors or 1)
+    vector = code.encode(joint, clip, round_index, rng, noise, shares)
     client = SumClient(int(told["number"]), plan)
     box, mask = client.keys()
     _keep(context, client, vector.tobytes())
@@ -126,7 +144,7 @@ def _go_on(content: RecordDict, context: Context) -> RecordDict:
     else:
         words: NDArray[np.unsignedinteger] = np.frombuffer(vector, word_type(client.plan.bits))
         try:
-            reply, vector = vector_reply(client.masked(own, words)), b""
+            reply, vector = vector_reply(packed(client.masked(own, words), client.plan.bits)), b""
         except ClosedBoxes as error:  # says so, and is out of the round
             return bytes_reply(dict.fromkeys(error.senders, bytes(COMPLAINT)))
     _keep(context, client, vector)

@@ -25,7 +25,7 @@ except ImportError as error:
 TOLD, CLIENTS, REPLY = "clipline", "clients", "reply"
 SHOWS_ERRORS = "shows-errors"  # in the config of a node whose owner wants to see them
 KEYS, BOX, SHARE, COMPLAINT = 64, 160, 66, 1  # bytes of two public keys, a box of shares, a share, a complaint
-ENCODING = 1  # another number where encoders, rotations or masks change: machines with different ones must not mix
+ENCODING = 2  # another number where encoders, rotations or masks change: machines with different ones must not mix
 
 Uploads = SecureSum | Quantised | RandomMask | None
 

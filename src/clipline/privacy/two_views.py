@@ -7,9 +7,10 @@ participations are counted and capped. If the server adds the noise, it has seen
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..errors import SettingError, check_whole, refuse
 from .accountant import account
@@ -30,7 +31,7 @@ class Participations:
     counts: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        check_whole("max_participations", self.max_participations, at_least=1, way_out="give rounds a user, such as 5")
+        check_whole("max_participations", self.max_participations, at_least=max(self.most, 1), way_out="raise it")
 
     def allowed(self, users: Iterable[str]) -> list[str]:
         """Those who may be asked once more. Draw the cohort first: a draw from these alone changes its rate."""
@@ -92,13 +93,14 @@ class TwoGuarantees:
         rounds = f"{self.participations} round{'' if self.participations == 1 else 's'}"
         return f"Against the server, for a user who takes part in at most {rounds}: {self.server}."
 
-    @staticmethod
-    def participations_in(text: str) -> int:
-        """That of the guarantees which were written down as this text."""
-        found = re.search(
-            r"^Against the server, for a user who takes part in at most (\d{1,9}) rounds?:", text, re.MULTILINE
-        )
-        return int(found[1]) if found else 0
+
+def most_participations(told: Mapping[str, Any], rounds: int) -> int:
+    """How often a user takes part at most, by what a model's card tells of its federation; 0 where it adds no noise.
+
+    The server may have opened every sum that it asked for. How often it asked one user would tell outsiders of cohorts.
+    """
+    most = min(max(told["asked"], rounds), told.get("max_participations", math.inf))
+    return int(most) if told["noise_by_clients"] else 0
 
 
 def account_both(outsiders: Guarantee, ledger: Ledger, participations: int) -> TwoGuarantees:

@@ -44,16 +44,15 @@ def about_training(training: Training) -> dict[str, Any]:
     shape of an example, and how they were made of columns: what the caller has listed. It holds plain values only and
     can be stored as JSON.
     """
-    settings = {name: value for name, value in describe(training).items() if name != "seed"}
     population = training.population
     fields = {name: {"dtype": str(f.dtype), "shape": list(f.shape[1:])} for name, f in population.fields.items()}
-    columns = population.column_options
     about: dict[str, Any] = _plain(
         {
-            "settings": settings,
+            "settings": {name: value for name, value in describe(training).items() if name != "seed"},
             "resolved": resolved(training),
             "fields": fields,
-            **({"columns": columns} if columns else {}),
+            "columns": population.column_options or None,
+            "federation": training.federation,
         }
     )
     return about
@@ -100,16 +99,29 @@ def save_result(result: TrainResult, path: Path) -> Path:
     return path
 
 
+USE = """```python
+import clipline
+
+saved = clipline.load("this folder", model=...)  # an untrained model of the same class and shapes
+saved.predict(table)
+```
+"""
+
+
+def fields_text(card: Card) -> str:
+    """The fields of the data as a list in Markdown."""
+    fields = card.get("fields", {}).items()
+    return "".join(
+        f"* `{name}`: {one['dtype']}, shape {tuple(one['shape'])} for each example\n" for name, one in fields
+    )
+
+
 def card_page(card: Card) -> str:
     """A card to read, as Markdown."""
     metrics = card["metrics"]
     shown = {name: "not finite" if value is None else format(value, ".4g") for name, value in metrics.items()}
     measured = "".join(f"* {name}: {value}\n" for name, value in shown.items())
     settings = {**card.get("settings", {}), "resolved": card.get("resolved")}
-    fields = "".join(
-        f"* `{name}`: {one['dtype']}, shape {tuple(one['shape'])} for each example\n"
-        for name, one in card.get("fields", {}).items()
-    )
     last, done = card["rounds"], card.get("model_rounds", card["rounds"])
     done = str(last) if done == last else f"{done} of {last}"
     columns = ""
@@ -129,7 +141,7 @@ Metrics have no noise: the guarantee does not cover the users they were measured
 
 ## Fields of the data
 
-{fields}{columns}
+{fields_text(card)}{columns}
 ## Settings
 
 The seed is not stored.
@@ -146,13 +158,7 @@ The seed is not stored.
 
 ## Use
 
-```python
-import clipline
-
-saved = clipline.load("this folder", model=...)  # an untrained model of the same class and shapes
-saved.predict(table)
-```
-"""
+{USE}"""
 
 
 def guarantee_from(entries: Mapping[str, Any]) -> Guarantee:

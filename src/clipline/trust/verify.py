@@ -25,7 +25,7 @@ from ..privacy.events import FixedSizeSampling, GaussianEvent, GroupedPoissonSam
 from ..privacy.guarantee import Guarantee
 from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
-from ..privacy.two_views import TwoGuarantees, account_both
+from ..privacy.two_views import TwoGuarantees, account_both, most_participations
 from ..random.streams import GUESSABLE
 from ..training.durable import damage
 from ..training.run_files import (
@@ -109,8 +109,12 @@ def verify(path: Path) -> Verified:
         problems.append("delta or the neighbouring relation is not on record")
     both = None
     if guarantee is not None and (path / GUARANTEES).is_file():
-        both = account_both(guarantee, charged, TwoGuarantees.participations_in(_text(path / GUARANTEES)))
-        problems += _federation(path, both)
+        try:
+            told = files.card["federation"]
+            both = account_both(guarantee, charged, most_participations(told, charged.rounds))
+            problems += _federation(path, both, told["asked"])
+        except (KeyError, TypeError, CliplineError):
+            problems.append("the model's card does not say how often a user of the federation may have been asked")
     return Verified(path, files, charged, guarantee, renyi, tuple(problems), finished, both)
 
 
@@ -272,18 +276,19 @@ def _card(files: RunFiles, guarantee: Guarantee, finished: bool) -> Iterator[str
         yield f"the model's card says {told.get('text')!r}, and {LEDGER} comes to {str(guarantee)!r}"
 
 
-def _federation(path: Path, both: TwoGuarantees) -> Iterator[str]:
+def _federation(path: Path, both: TwoGuarantees, times: int) -> Iterator[str]:
     """Where a federation's two sentences are not what the ledger comes to, or nodes were asked more often."""
     if (told := _text(path / GUARANTEES).strip()) != str(both):
-        yield f"{GUARANTEES} says {told!r}, and {LEDGER} comes to {str(both)!r}"
+        yield f"{GUARANTEES} says {told!r}, and {LEDGER} and the model's card come to {str(both)!r}"
     try:
-        asked = json.loads(_text(path / PARTICIPATIONS) or "{}").get("asked", {}).values()
-        most = max(asked, default=0)
+        kept = json.loads(_text(path / PARTICIPATIONS) or "{}")
+        most, sums = max(kept.get("asked", {}).values(), default=0), int(kept.get("sums", 0))
     except (ValueError, AttributeError, TypeError):
         yield f"{PARTICIPATIONS} cannot be read"
         return
-    if both.server is not None and most > both.participations:
-        yield f"{PARTICIPATIONS} has a node that was asked {most} times, {GUARANTEES} is for {both.participations}"
+    if sums > times or (both.server is not None and most > both.participations):
+        told = f"{sums} cohorts that were asked, and a node that was asked {most} times"
+        yield f"{PARTICIPATIONS} has {told}, {GUARANTEES} is for {both.participations}"
 
 
 def _text(path: Path) -> str:
