@@ -36,20 +36,8 @@ from ..training.run_directory import RunDirectory, checked_path, directory_first
 from ..training.run_files import GUARANTEES, PARTICIPATIONS, can_go_on
 from ..training.training import Training
 from .encoders import unpacked
-from .flower_messages import (
-    BOX,
-    CLIENTS,
-    COMPLAINT,
-    KEYS,
-    SHARE,
-    TOLD,
-    bytes_in,
-    declared,
-    encoder_for,
-    numbered,
-    vector_in,
-)
-from .secure_sum import RoundAbandoned, SumPlan, SumServer
+from .flower_client import CLIENTS, COMPLAINT, TOLD, bytes_in, declared, encoder_for, numbered, vector_in
+from .secure_sum import BOX, KEYS, SHARE, RoundAbandoned, SumPlan, SumServer
 
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -383,8 +371,8 @@ class _Grid:
             self._ask({order[one - 1]: content for one, content in contents.items()}, take)
 
         def keys(node: int, content: RecordDict) -> bool:
-            (pair,) = bytes_in(content, KEYS).values()
-            return server.add_keys(number[node], (pair[:32], pair[32:]))
+            (both,) = bytes_in(content, KEYS).values()
+            return server.add_keys(number[node], both)
 
         like = np.zeros(-(-code.dim * code.bits // 8), np.uint8)
 
@@ -396,9 +384,12 @@ class _Grid:
 
         try:
             self._ask({node: told({"number": number[node], "fills-up": node in fill}) for node in order}, keys)
-            roster = {one: box + mask for one, (box, mask) in server.roster().items()}
-            everybody = dict.fromkeys(roster, roster)
-            stage("boxes", everybody, lambda node, got: server.add_boxes(number[node], bytes_in(got, BOX)))
+            roster = server.roster()
+            stage(
+                "boxes",
+                dict.fromkeys(roster, roster),
+                lambda node, got: server.add_boxes(number[node], bytes_in(got, BOX)),
+            )
             boxes = server.boxes_for()
             stage("masked", boxes, masked)
             alive, dead = server.survivors()
