@@ -462,13 +462,6 @@ def test_masked_vectors_are_uniform_whatever_is_in_them():
             assert stats.chisquare(counts).pvalue > 1e-6  # once in a million by chance
 
 
-def test_a_round_shows_nothing_in_text():
-    going = Round()
-    going.masked()
-    assert repr(going.clients[1]) == "SumClient(1)"
-    assert repr(going.server) == "SumServer(stage 4 of 4)"
-
-
 # Shamir's shares
 
 

@@ -48,8 +48,8 @@ def clipped(upload: Uploads = None, *, least_replies: int = 2, noise_multiplier:
 
     The function gets the trained parameters as the record "arrays" and must reply with a record "arrays" of the same
     names. Nothing else of its reply leaves the node: no metric, no number of examples, no text of an error. If it
-    fails, the node sends an update of zero that was not within the clip. So does a simulated user. To see the error on
-    a node of your own, give it the node config `shows-errors=true`: the server then sees its text too.
+    fails, the node sends an update of zero that was not within the clip, as a simulated user does. A node with the
+    config `shows-errors=true` shows errors, to the server too.
 
     Args:
       upload: That of the server's `Training`: None, `Quantised`, `RandomMask` or `SecureSum`. The node answers no

@@ -21,7 +21,7 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,8 @@ Answer = Mapping[int, bytes]  # a share, by the number of the client whose secre
 PRIME = (1 << 521) - 1  # shares are numbers below it
 KEYS, SHARE, NONCE = 64, 66, 12  # bytes of two public keys (for boxes, for masks), of a share, and before a box
 BOX = NONCE + 2 * SHARE + 16
+T = TypeVar("T")
+_private = X25519PrivateKey.from_private_bytes
 _TRIES = 64  # sets of clients whose shares are put together, before a secret is given up
 _NUMBERS = range(1, 1 << 64)  # of clients
 
@@ -100,9 +102,6 @@ class SumClient:
         self._received: dict[int, bytes] = {}
         self._stage = 0
 
-    def __repr__(self) -> str:
-        return f"SumClient({self.number})"  # nothing secret
-
     def keys(self) -> bytes:
         """The public keys."""
         self._next(0)
@@ -111,8 +110,7 @@ class SumClient:
     def boxes(self, roster: Mapping[int, bytes]) -> dict[int, bytes]:
         """A box of shares for every other client, from everybody's public keys."""
         self._next(1)
-        each = {keys[first : first + 32] for keys in roster.values() for first in (0, 32)}
-        if roster.get(self.number) != self._public or len(each) != 2 * len(roster):
+        if roster.get(self.number) != self._public or len(_singly(roster.values())) != 2 * len(roster):
             raise _refused("the list of keys is not what was sent")
         if not all(number in _NUMBERS for number in roster):
             raise _refused("the list of keys has numbers that no client has")
@@ -145,7 +143,7 @@ class SumClient:
         for other in boxes:
             masks.add(total, self._common("pair", other), negative=self.number > other)
         self._own = b""  # whoever takes this client over now cannot take the mask off
-        total &= word(_below(self.plan.bits))  # else carries of the sum would tell how many numbers were negative
+        total &= word((1 << self.plan.bits) - 1)  # else carries of the sum would tell how many numbers were negative
         return total
 
     def answer(self, alive: Iterable[int], dead: Iterable[int]) -> dict[int, bytes]:
@@ -174,7 +172,7 @@ class SumClient:
         number, stage, plan, own, known = json.loads(text)
         client = cls(number, SumPlan(**{**plan, "round_id": bytes.fromhex(plan["round_id"])}))
         box_key, mask_key, client._own = map(bytes.fromhex, own)
-        client._box_key, client._mask_key = map(X25519PrivateKey.from_private_bytes, (box_key, mask_key))
+        client._box_key, client._mask_key = _private(box_key), _private(mask_key)
         client._roster, client._received = (
             {int(other): bytes.fromhex(data) for other, data in held.items()} for held in known
         )
@@ -220,27 +218,20 @@ class SumServer:
     def __init__(self, plan: SumPlan) -> None:
         self.plan = plan
         self._keys: dict[int, bytes] = {}
-        self._boxes: dict[int, dict[int, bytes]] = {}  # by sender, then receiver
+        self._boxes: dict[int, Boxes] = {}  # by sender, then receiver
         self._sum: NDArray[np.unsignedinteger] = np.zeros(plan.dim, word_type(plan.bits))  # masked
         self._alive: set[int] = set()
-        self._answers: dict[int, dict[int, bytes]] = {}
+        self._answers: dict[int, Answer] = {}
         self._complaints: dict[int, frozenset[int]] = {}
         self._unfit: set[int] = set()  # whose secret does not come out of its shares
         self._stage = 0
 
-    def __repr__(self) -> str:
-        return f"SumServer(stage {self._stage + 1} of 4)"
-
     def add_keys(self, number: int, keys: bytes) -> bool:
         """Stage 1."""
-        known = {key for pair in self._keys.values() for key in (pair[:32], pair[32:])}
-        fits = number in _NUMBERS and number not in self._keys and _are_bytes({number: keys}, {number}, KEYS)
-        if self._stage != 0 or not fits or known & {keys[:32], keys[32:]} or keys[:32] == keys[32:]:
+        if number not in _NUMBERS or not _are_bytes({number: keys}, {number}, KEYS):
             return False
-        if not (_is_key(keys[:32]) and _is_key(keys[32:])):
-            return False
-        self._keys[number] = keys
-        return True
+        fits = len(_singly([*self._keys.values(), keys])) == 2 * len(self._keys) + 2
+        return self._kept(0, self._keys, number, fits and all(map(_is_key, _singly([keys]))), keys)
 
     def roster(self) -> dict[int, bytes]:
         """Everybody's keys, for all who sent theirs."""
@@ -252,11 +243,8 @@ class SumServer:
 
     def add_boxes(self, number: int, boxes: Boxes) -> bool:
         """Stage 2."""
-        fits = number in self._keys and number not in self._boxes
-        if self._stage != 1 or not fits or not _are_bytes(boxes, self._keys.keys() - {number}, BOX):
-            return False
-        self._boxes[number] = dict(boxes)
-        return True
+        fits = number in self._keys and _are_bytes(boxes, self._keys.keys() - {number}, BOX)
+        return self._kept(1, self._boxes, number, fits, boxes)
 
     def boxes_for(self) -> dict[int, dict[int, bytes]]:
         """For each who sent boxes, the boxes of the others who did, by sender."""
@@ -278,11 +266,8 @@ class SumServer:
     def add_complaint(self, number: int, senders: Iterable[int]) -> bool:
         """Stage 3, of a client who has no vector to send, since it cannot open these clients' boxes."""
         accused = frozenset(senders)
-        fits = number in self._boxes.keys() - self._alive and number not in self._complaints
-        if self._stage != 2 or not fits or not accused or not accused <= self._boxes.keys() - {number}:
-            return False
-        self._complaints[number] = accused
-        return True
+        fits = number in self._boxes.keys() - self._alive and bool(accused)
+        return self._kept(2, self._complaints, number, fits and accused <= self._boxes.keys() - {number}, accused)
 
     @property
     def suspects(self) -> set[int]:
@@ -297,11 +282,8 @@ class SumServer:
 
     def add_answer(self, number: int, answer: Answer) -> bool:
         """Stage 4."""
-        fits = number in self._alive and number not in self._answers
-        if self._stage != 3 or not fits or not _are_bytes(answer, self._boxes.keys(), SHARE):
-            return False
-        self._answers[number] = dict(answer)
-        return True
+        fits = number in self._alive and _are_bytes(answer, self._boxes.keys(), SHARE)
+        return self._kept(3, self._answers, number, fits, answer)
 
     def total(self) -> ModularSum:
         """The sum of the vectors of all who are alive: PRIVATE."""
@@ -313,12 +295,12 @@ class SumServer:
             if number in self._alive:
                 masks.add(self._sum, _derived(secret, "own", self.plan, number), negative=True)
                 continue
-            key = X25519PrivateKey.from_private_bytes(secret)
+            key = _private(secret)
             for other in self._alive:  # takes off what the other has added
                 common = _common(key, self._keys[other][32:], "pair", self.plan, number, other)
                 masks.add(self._sum, common, negative=other < number)
         found = ModularSum(self.plan.dim, self.plan.bits)
-        found.add(self._sum & self._sum.dtype.type(_below(self.plan.bits)))
+        found.add(self._sum & self._sum.dtype.type((1 << self.plan.bits) - 1))
         self._sum = np.zeros_like(self._sum)
         return found
 
@@ -332,7 +314,9 @@ class SumServer:
                 if some is not chosen:
                     chosen, weights = some, lagrange(some)
                 secret = combined({sender: self._answers[sender][number] for sender in some}, weights)
-                if secret is not None and (number in self._alive or self._is_key_of(number, secret)):
+                if secret is None:
+                    continue
+                if number in self._alive or _public(_private(secret)) == self._keys[number][32:]:
                     found[number] = secret
                     break
         self._unfit = self._boxes.keys() - found.keys()
@@ -340,8 +324,11 @@ class SumServer:
             raise RoundAbandoned(f"the shares of {len(self._unfit)} clients' secrets do not fit together")
         return found
 
-    def _is_key_of(self, number: int, secret: bytes) -> bool:
-        return _public(X25519PrivateKey.from_private_bytes(secret)) == self._keys[number][32:]
+    def _kept(self, stage: int, held: dict[int, T], number: int, fits: bool, value: T) -> bool:
+        """Keep a message that fits, of a client who has sent none in this stage."""
+        if taken := self._stage == stage and fits and number not in held:
+            held[number] = value
+        return taken
 
     def _close(self, stage: int, left: int) -> None:
         if stage != self._stage:
@@ -410,9 +397,9 @@ def _are_bytes(values: object, numbers: Collection[int], size: int) -> bool:
     return all(isinstance(value, bytes) and len(value) == size for value in values.values())
 
 
-def _below(bits: int) -> int:
-    """The largest number below the modulus."""
-    return (1 << bits) - 1
+def _singly(pairs: Iterable[bytes]) -> set[bytes]:
+    """The public keys of which these are pairs."""
+    return {pair[first : first + 32] for pair in pairs for first in (0, 32)}
 
 
 def _public(key: X25519PrivateKey) -> bytes:
