@@ -1,7 +1,11 @@
 """How the site is built from these pages: `./build-docs`."""
 
+import re
 import sys
 from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
 
 import clipline
 
@@ -39,4 +43,12 @@ pygments_style, pygments_dark_style = "a11y-high-contrast-light", "a11y-high-con
 copybutton_prompt_text = "$ "
 
 
-setup = notebooks.connect
+def setup(app: Sphinx) -> None:
+    """Notebooks of tutorials; parameters of a signature as a list: a `dl` without terms is none to a screen reader."""
+
+    def parameters(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+        listed = re.sub(r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>", r"<ul>\n\1</ul>", context.get("body", ""))
+        context["body"] = re.sub(r"(?m)^<dd>(<em class=\"sig-param\">.*)</dd>$", r"<li>\1</li>", listed)
+
+    notebooks.connect(app)
+    app.connect("html-page-context", parameters)

@@ -249,12 +249,12 @@ def page(rows: list[Row]) -> str:
     return f"""# Models that were tried
 
 `python studies/models.py --write`, {date.today().isoformat()}, {machine}, Python {python}, {versions}.
-Each model is small, made here, and trained one round on made-up users; on a GPU this script has not tried them.
+Each model is small, made here, and trained one round on made-up users. This script has not tried them on a GPU.
 
-- *Stacks*: many users train as one program, and a stacked step was compared with plain ones on the model itself.
-- *Stacks on a GPU*: so does this; on processor cores `engine="auto"` trains it one by one, as it has an operation that
-  may be rounded there by who else is in the stack; `engine="stacked"` stacks it.
-- *Trains one by one*: users train one after the other, which `engine="auto"` chooses by itself; on a GPU that is
+- *Stacks*: many users train as one program. A stacked step was compared with plain ones on the model itself.
+- *Stacks on a GPU*: the same there. On processor cores `engine="auto"` trains it one by one. It has an operation that
+  may be rounded differently depending on the other users of a stack. `engine="stacked"` stacks it.
+- *Trains one by one*: users train one after the other, which `engine="auto"` chooses by itself. On a GPU that is
   slower, and a warning says so.
 - *Refused*: not trained at all, with what to use instead.
 

@@ -210,12 +210,12 @@ def _text(groups: Sequence[Group], unfinished: Sequence[str], pictures: str, tab
 
 _INTRODUCTION = (
     "This page is written by `python studies/paper_results.py studies/paper studies/paper_scale`, from the records of "
-    "the runs alone. The commands that made the runs stand in the `README.md` of both folders. Section and figure "
-    "numbers are those of *Differentially Private Learning with Adaptive Clipping*. z* is the largest noise tried up "
-    "to which the best of the median and the five fixed clips stays within 5% of what it reaches without noise, and C* "
-    "the best fixed clip at z*: [all rules](../howto/reproduce.md#the-rules). z is given for 100 users a round: "
-    "with m users a round, runs have z m / 100, so that the mean update has the same noise. A server rate is "
-    "the task's own times one of the factors listed, the one that was best."
+    "the runs alone. The `README.md` of both folders has the commands that made the runs. Sections and figures are "
+    "those of *Differentially Private Learning with Adaptive Clipping*. z* is the largest noise that was tolerated: "
+    "up to it, the best of the median and the five fixed clips stays within 5% of what it reaches without noise. C* is "
+    "the best fixed clip at z*: [all rules](../howto/reproduce.md#the-rules). z is given for 100 users a round. With m "
+    "users a round, runs have z m / 100, so the mean update has the same noise. A server rate is the task's own times "
+    "the best of the factors listed."
 )
 
 

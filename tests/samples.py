@@ -82,6 +82,14 @@ def small_population(users: int = 60, features: int = 6, classes: int = 3, seed:
     return Population.from_arrays(ids, known_users=np.arange(users), x=x, y=y)
 
 
+def without(population, user):
+    """The neighbour: everybody but this user, with the same data."""
+    ids = np.repeat(population.user_ids, np.diff(population.offsets))
+    kept = ids != population.user_ids[user]
+    fields = {name: field[kept] for name, field in population.fields.items()}
+    return Population.from_arrays(ids[kept], known_users=np.delete(population.user_ids, user), **fields)
+
+
 def cross_entropies(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The same, one for each example."""
     return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")

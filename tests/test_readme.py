@@ -67,6 +67,15 @@ def test_every_link_of_the_docs_leads_somewhere(page):
         assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), target
 
 
+def test_every_file_and_test_that_the_docs_name_exists():
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    named = set(re.findall(r"\b((?:tests|studies|benchmarks|examples)/[\w/]+\.py)(?:::(test_\w+))?", pages))
+    assert len(named) > 50
+    for path, test in named - {("examples/NAME.py", "")}:
+        assert (ROOT / path).exists(), path
+        assert f"def {test}" in (ROOT / path).read_text(encoding="utf-8"), (path, test)
+
+
 def test_on_pypi_no_link_and_no_image_leads_nowhere():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "readme" in project["project"]["dynamic"]

@@ -9,7 +9,7 @@ from samples import ROOT, load_script
 notebooks = load_script(ROOT / "docs" / "notebooks.py")
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 HOW_TO = [ROOT / "docs" / "howto" / f"{name}.md" for name in (
-    "callback", "clip_rule", "evaluate", "private_statistics", "resume",
+    "callback", "clip_rule", "evaluate", "learning", "private_statistics", "resume",
 )]  # fmt: skip
 NUMBER = r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?"
 

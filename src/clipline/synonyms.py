@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from .errors import SettingError, nearest, shown
@@ -49,26 +49,44 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f"did you mean {setting!r}?" if setting in names else nearest(name, names)
 
 
+def answers_unknown_keywords(
+    answer: Callable[[str, object, list[str]], SettingError],
+) -> Callable[[type[Made]], type[Made]]:
+    """A class whose constructor raises `answer(name, value, known names)` for an unknown keyword.
+
+    Checked first: a call may also leave out what is needed, and Python would report only that.
+    """
+
+    def decorated(made: type[Made]) -> type[Made]:
+        init: Any = made.__init__
+        known = list(inspect.signature(made).parameters)
+
+        @functools.wraps(init)
+        def checked(self: Made, *args: Any, **keywords: Any) -> None:
+            for name, value in keywords.items():
+                if name not in known:
+                    raise answer(name, value, known)
+            init(self, *args, **keywords)
+
+        made.__init__ = checked  # type: ignore[method-assign, assignment]
+        return made
+
+    return decorated
+
+
 def refuses_unknown_keywords(made: type[Made]) -> type[Made]:
     """A dataclass whose constructor answers an unknown keyword with the one that is meant. Goes above `@dataclass`.
 
     A field made by `declared` is found by the name of its setting too: `LocalSGD(client_lr=0.1)` means `lr`.
     """
-    init: Any = made.__init__
-    known = list(inspect.signature(made).parameters)
     fields: Any = made.__dataclass_fields__  # type: ignore[attr-defined]
-    settings = {field.metadata.get("setting"): name for name, field in fields.items() if name in known}
 
-    @functools.wraps(init)
-    def checked(self: Made, *args: Any, **keywords: Any) -> None:
-        for name, value in keywords.items():
-            if name not in known:
-                setting = SYNONYMS.get(name, name)
-                short = setting.removeprefix("client_").removeprefix("server_")
-                ours = settings.get(setting) or (short if short in known else None)
-                way_out = f"did you mean {ours!r}?" if ours else nearest(name, known)
-                raise SettingError(f"{name}={shown(value)} is no argument of {made.__name__}: {way_out}")
-        init(self, *args, **keywords)
+    def answer(name: str, value: object, known: list[str]) -> SettingError:
+        settings = {field.metadata.get("setting"): one for one, field in fields.items() if one in known}
+        setting = SYNONYMS.get(name, name)
+        short = setting.removeprefix("client_").removeprefix("server_")
+        ours = settings.get(setting) or (short if short in known else None)
+        way_out = f"did you mean {ours!r}?" if ours else nearest(name, known)
+        return SettingError(f"{name}={shown(value)} is no argument of {made.__name__}: {way_out}")
 
-    made.__init__ = checked  # type: ignore[method-assign, assignment]
-    return made
+    return answers_unknown_keywords(answer)(made)

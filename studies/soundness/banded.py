@@ -119,9 +119,10 @@ def page(runs: int) -> str:
     head = f"`python studies/soundness/banded.py`, {datetime.date.today()}, {platform.machine()}, {runs:,} runs each."
     lines = [
         "# Banded noise against the best adversary", "",
-        "Delta of the mechanism that trains, by the exact likelihood ratio of all releases, beside the accounted one.",
-        f"A user of the group adds a whole clip whenever drawn; {ROUNDS} rounds planned, {BANDS} bands, rate {RATE},",
-        f"noise multiplier {Z}. An estimate may be off by two standard errors, which are given. {head}", "",
+        "The table has delta of the mechanism that trains, by the exact likelihood ratio of all releases, and the "
+        "accounted delta. A user of the group adds a whole clip whenever drawn.",
+        f"{ROUNDS} rounds were planned, with {BANDS} bands, rate {RATE} and noise multiplier {Z}. An estimate "
+        f"may be off by two standard errors, which are given. {head}", "",
         "| group | rounds run | epsilon | user removed | user added | accounted |",
         "| --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip

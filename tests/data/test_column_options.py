@@ -90,7 +90,7 @@ def test_days_and_arrays_of_text_are_times_too():
     since = {"t": "hours since 2026-01-01"}
     for days in ([date(2026, 1, 2)], np.array(["2026-01-02"])):
         assert Population.from_arrays(["a"], t=days, timestamps=since).fields["t"].tolist() == [24]
-    with pytest.raises(PopulationError, match="holds text that is no date") as error:
+    with pytest.raises(PopulationError, match="'t' as text but timestamps need dates") as error:
         Population.from_arrays(["a"], t=["Easter 4711"], timestamps=since)
     assert "4711" not in str(error.value)
 

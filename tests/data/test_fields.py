@@ -36,7 +36,7 @@ def test_columns_of_other_libraries_are_fields():
 def test_columns_of_pandas_are_fields(kind):
     pandas = pytest.importorskip("pandas")
     assert made(pandas.Series([1.5, 2.5, 3.5], dtype=kind)).fields["x"].tolist() == [2.5, 1.5, 3.5]
-    with pytest.raises(PopulationError, match="field 'x' has 1 of 3 values missing"):
+    with pytest.raises(PopulationError, match=r"1 of 3 values missing|1 missing up to row 3"):
         made(pandas.Series([1.5, None, 3.5], dtype=kind))
     assert made(pandas.Series([1.5, None, 3.5], dtype=kind), missing=9).fields["x"].tolist() == [9, 1.5, 3.5]
 
@@ -71,13 +71,14 @@ def test_whole_numbers_with_gaps_stay_whole_where_filled():
         (np.array(["2026-01-01"] * 3, "M8[s]"), "timestamps={'x': \"hours since 2026-01-01\"}"),
         ([datetime(2026, 1, 1)] * 3, "timestamps={'x'"),
         (np.array([1, 2, 3], "m8[s]"), "field 'x' is timedelta64[s]"),
-        ([{"a": SECRET}, {}, {}], "field 'x' is object (dict)"),
+        ([{"a": SECRET}, {}, {}], "the data has 'x' as struct"),
         (["1", "2.5", ""], "field 'x' holds numbers written as text: convert it"),
         (np.array([SECRET, "p", 1], object), "field 'x' is text, as 1 of 3 values is no number (row 2)"),
         ([[1], [2, 3], [4]], "its rows have different shapes"),
         (np.array([1, 2, 2**63], np.uint64), "field 'x' has whole numbers of 2^63 or more"),
         ([SECRET, np.nan, np.nan], "field 'x' has 2 of 3 values missing (NaN)"),
         ([[SECRET, np.nan], [1, 2], [3, 4]], "field 'x' has 1 of 6 values missing (NaN)"),
+        ([SECRET, None, 2], "the data has no value for 'x' in row 2 (1 missing up to row 3)"),
         ([SECRET, np.inf, -np.inf], "field 'x' has 2 of 3 values infinite or above 3.4e38"),
         ([SECRET, 1e39, 1.0], "field 'x' has 1 of 3 values infinite or above 3.4e38"),  # float32 makes infinity of it
         (torch.tensor([1.0] * 3, requires_grad=True), "field 'x' cannot become a NumPy array (RuntimeError)"),
@@ -112,6 +113,13 @@ def test_populations_made_by_hand_are_checked_too(tmp_path):
     opened = Population.open(kept.save(tmp_path / "kept"))
     assert opened.column_options == {"missing": "zero-update"}
     assert np.isnan(opened.subset([0]).fields["x"][1])
+
+
+def test_a_gap_far_into_a_large_field_is_found():
+    x = np.zeros((70_000, 40), np.float32)
+    x[69_999, 39] = np.nan
+    with pytest.raises(PopulationError, match="has 1 of 2800000 values missing"):
+        Population(np.array([0, 70_000]), {"x": x})
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl", ".npz"])

@@ -8,7 +8,7 @@ import torch
 from samples import cross_entropies, linear_float32, small_population
 
 import clipline as cl
-from clipline.engine.client_rate import DivergingRateWarning
+from clipline.engine.trial_warnings import DivergingRateWarning
 
 ONES = cl.Population.from_arrays(np.repeat(np.arange(20), 2), x=np.ones((40, 1), np.float32))
 

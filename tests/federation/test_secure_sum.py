@@ -138,6 +138,14 @@ def test_without_enough_answers_nothing_is_opened():
         Round(after={1: 1, 3: 2, 6: 3, 7: 2}).total()
 
 
+def test_numbers_as_large_as_those_of_flowers_nodes_will_do():
+    rng = np.random.default_rng(1)
+    vectors = {2**64 - 1 - 7 * i: rng.integers(0, 2**16, 50).astype(np.uint16) for i in range(6)}
+    dropped = list(vectors)[2]
+    going = Round(vectors=vectors, after={dropped: 2})
+    np.testing.assert_array_equal(opened(going.total()), going.exact(set(vectors) - {dropped}))
+
+
 def test_with_too_few_clients_left_no_stage_goes_on():
     for stage, step in ((0, Round.keys), (1, Round.boxes), (2, Round.masked)):
         going = Round(after=dict.fromkeys(range(4, 8), stage))  # three are left

@@ -140,7 +140,7 @@ MUTATIONS = [
     Mutation("float16 norm overflow", "one user more or less, one by one", Updates, "norms", float16_norm),
     Mutation("state kept between users", "nothing of a user", Isolation, "after_user", state_kept),
     Mutation("a user trained twice", "one user more or less, one by one", one_by_one.OneByOne, "train", trained_twice),
-    Mutation("a worker's share lost", "workers add up", PipeTransport, "reduce", lost_share),
+    Mutation("a worker's share lost", "one user more or less, two", PipeTransport, "reduce", lost_share),
     Mutation("a shifted row", "one user more or less, one by one", Population, "from_table", shifted_row),
     Mutation("out-of-memory as a user's error", "errors of", one_by_one, "users_own", out_of_memory_forgiven),
     Mutation("an unsynced ledger", "ledger on disk", durable, "sync", unsynced),

@@ -10,7 +10,6 @@ import numbers
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import UTC, date, datetime
 from typing import Any
 
 import numpy as np
@@ -300,8 +299,6 @@ def _origin(column: str, since: str) -> tuple[int, np.datetime64]:
 def _counted(name: str, column: NDArray[Any], since: str) -> NDArray[np.float64]:
     """Units since the origin, float64; a gap is NaN."""
     unit, origin = _origin(name, since)
-    if column.dtype.kind in "OU":
-        column = np.array([_instant(name, one) for one in column.reshape(-1)], "M8[us]").reshape(column.shape)
     if column.dtype.kind != "M":
         raise PopulationError(
             f"field {name!r} is {column.dtype} but timestamps need dates: convert it, as with pd.to_datetime"
@@ -310,27 +307,6 @@ def _counted(name: str, column: NDArray[Any], since: str) -> NDArray[np.float64]
     # Microseconds as int64 reach 290,000 years; the difference is exact before it becomes a fraction.
     passed = (column.astype("M8[us]") - origin).astype(np.int64)
     return np.where(gaps, np.nan, passed / (unit * 1e6))
-
-
-def _instant(name: str, one: object) -> Any:
-    """A time or day of Python or pandas, or as text like 2026-01-31 12:30, or a gap, as NumPy's in UTC."""
-    if one is None or type(one).__name__ in ("NaTType", "NAType") or one != one:
-        return np.datetime64("NaT", "us")
-    if isinstance(one, str):
-        try:
-            one = datetime.fromisoformat(one)
-        except ValueError:
-            raise PopulationError(
-                f"field {name!r} holds text that is no date but timestamps need dates: write them as 2026-01-31 or "
-                "2026-01-31 12:30:00"
-            ) from None
-    if isinstance(one, date) and not isinstance(one, datetime):
-        return np.datetime64(one, "us")
-    if not isinstance(one, datetime):
-        raise PopulationError(
-            f"field {name!r} holds {type(one).__name__} but timestamps need dates: convert it, as with pd.to_datetime"
-        )
-    return np.datetime64(one.astimezone(UTC).replace(tzinfo=None) if one.tzinfo else one, "us")
 
 
 NO_OPTIONS = ColumnOptions()

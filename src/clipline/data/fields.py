@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import date, datetime
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError, SettingError
-from .column_options import ZERO_UPDATE, ColumnOptions, number_for
+from .chunks import FieldChunk, Text
+from .column_options import ZERO_UPDATE, ColumnOptions
 from .packed_field import Field, PackedField, entry_places, offsets_of
-from .user_ids import is_missing
+from .user_ids import is_missing, is_text, listed
 
 _NUMBERS = "biufc"
+DEEPEST = 32  # nested lists; no version of NumPy allows fewer axes
+_WAYS_WHOLE = (
+    "fill the gaps, drop the rows (of a label) or leave the column out; fill={column: 0} or missing=0 fills them"
+)
+_WAYS = f'{_WAYS_WHOLE}, missing="zero-update" keeps them'
 # What the ways out of errors look like in a call; the values are for the caller to choose.
 _EXAMPLES = {"timestamps": "hours since 2026-01-01", "lengths": 128, "categories": ["A", "B"], "fill": 0}
 
@@ -78,7 +82,9 @@ def list_fields(name: str, rows: Any, options: ColumnOptions) -> dict[str, Field
 
 
 def field_array(name: str, values: Any, options: ColumnOptions) -> NDArray[Any]:
-    """One field as an array of numbers, as `fields_of_arrays` says."""
+    """One field as an array of numbers, as `fields_of_arrays` says. Text and objects become a column of Arrow first."""
+    import pyarrow as pa
+
     try:
         array = np.asarray(values)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
@@ -88,21 +94,16 @@ def field_array(name: str, values: Any, options: ColumnOptions) -> NDArray[Any]:
         raise PopulationError(
             f"field {name!r} cannot become a NumPy array ({found}): give rows of equal shape, of numbers{way_out}"
         ) from None
-    if array.dtype.kind == "T":
-        array = array.astype(object)
-    if array.dtype.kind == "f" and _is_whole(values):
-        array = np.array(values.to_pylist() if hasattr(values, "to_pylist") else values.to_list(), object)
-    array = options.applied(name, array)
-    if array.dtype.kind == "O":
-        array = options.applied(name, _of_objects(name, array, options))
-    return numbers_only(name, array)
-
-
-def _is_whole(values: Any) -> bool:
-    """Whether a column of pandas, polars or pyarrow holds whole numbers; with gaps, NumPy makes fractions of them."""
+    # With gaps NumPy makes fractions of whole numbers, of which the library that holds them knows better.
     kind = str(getattr(values, "type", None) or getattr(values, "dtype", None)).lower()
-    listed = hasattr(values, "to_pylist") or hasattr(values, "to_list")
-    return listed and kind.startswith(("int", "uint", "bool"))
+    whole = array.dtype.kind == "f" and kind.startswith(("int", "uint", "bool"))
+    if array.dtype.kind not in "OUST" and not whole:
+        return numbers_only(name, options.applied(name, array))
+    try:
+        column = pa.array(listed(values if whole else array), from_pandas=True)
+    except (pa.ArrowException, OverflowError):
+        raise not_numbers(name, "object", array) from None
+    return numbers_only(name, np.array(arrow_array("the data", name, column, None, options, 0)))
 
 
 def numbers_only(name: str, array: NDArray[Any]) -> NDArray[Any]:
@@ -163,52 +164,6 @@ def places_without_number(texts: NDArray[Any]) -> list[int] | None:
     return wrong if 2 * len(wrong) < texts.size - gaps and texts.ndim == 1 else None
 
 
-def missing_values(where: str, missing: int, rows: str, whole: bool = False) -> PopulationError:
-    """The error for gaps in a column, with the ways out."""
-    kept = "" if whole else f', missing="{ZERO_UPDATE}" keeps them'
-    return PopulationError(
-        f"{where} has {missing} of {rows} values missing (NaN, None or null) but needs all: fill the gaps or leave the "
-        f"column out; fill={{column: 0}} or missing=0.0 fills them{kept}"
-    )
-
-
-def _of_objects(name: str, array: NDArray[Any], options: ColumnOptions) -> NDArray[Any]:
-    """A column of Python objects as numbers; whole numbers if all are, which a gap without a number for it is not."""
-    values = array.reshape(-1).tolist()
-    gaps = [is_missing(one) for one in values]
-    present = [one for one, gap in zip(values, gaps, strict=True) if not gap]
-    if not all(isinstance(one, numbers.Real) for one in present):
-        raise not_numbers(name, _what(present), array)
-    whole = bool(present) and all(isinstance(one, numbers.Integral) for one in present)
-    missing, stand_in = sum(gaps), options.fill_of(name)
-    if missing and stand_in is None and (whole or options.missing != ZERO_UPDATE):
-        raise missing_values(f"field {name!r}", missing, str(len(values)), whole)
-    if missing and stand_in is not None:
-        number = number_for(name, stand_in)
-        if whole and number != int(number):
-            raise SettingError(f"fill of {name!r} is {number} but the column holds whole numbers: give a whole one")
-        values = [number if gap else one for one, gap in zip(values, gaps, strict=True)]
-        missing = 0
-    bools = whole and all(isinstance(one, bool | np.bool_) for one in values)
-    dtype = np.bool_ if bools else np.int64 if whole else np.float64
-    try:
-        numbers_held = [np.nan if gap and missing else one for one, gap in zip(values, gaps, strict=True)]
-        return np.array(numbers_held, dtype).reshape(array.shape)
-    except (OverflowError, TypeError, ValueError):
-        raise not_numbers(name, "object") from None
-
-
-def _what(present: list[Any]) -> str:
-    """What a column of Python objects holds, in words without a value."""
-    if all(isinstance(one, str | bytes) for one in present):
-        return "text"
-    if all(isinstance(one, date | datetime) for one in present):
-        return "dates"
-    if any(isinstance(one, list | tuple | np.ndarray) for one in present):
-        return "lists of unequal length"
-    return f"object ({', '.join(sorted({type(one).__name__ for one in present})[:3])})"
-
-
 # Lists of unequal length: a packed field of one declared width, and a field that says how many entries count. The
 # width is never read from the data: else the shape of one user's batch would depend on other users.
 
@@ -255,25 +210,244 @@ def entries_of(name: str, rows: Any) -> tuple[Any, NDArray[np.int64]]:
     """All entries of some lists end to end, as an array or a list, and the size of each: from what holds lists."""
     if isinstance(rows, np.ndarray) and rows.dtype.kind != "O" and rows.ndim >= 2:
         return rows.reshape(-1, *rows.shape[2:]), np.full(len(rows), rows.shape[1], np.int64)
-    for method in ("to_pylist", "to_list", "tolist"):  # columns of pyarrow, of polars and pandas; arrays and tensors
-        if hasattr(rows, method):
-            rows = getattr(rows, method)()
-            break
+    rows = listed(rows)
     if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
         raise PopulationError(
             f"field {name!r} is of type {type(rows).__name__} but lengths need lists: give a list each"
         )
-    plain = [_entries(name, row) for row in rows]
+    plain = [_listed(name, row) for row in rows]
     sizes = np.fromiter(map(len, plain), np.int64, len(plain))
     return [entry for row in plain for entry in row], sizes
 
 
-def _entries(name: str, row: Any) -> Sequence[Any]:
-    if hasattr(row, "tolist"):  # an array or a tensor
-        row = row.tolist()
+def _listed(name: str, row: Any) -> Sequence[Any]:
+    row = listed(row)
     if not isinstance(row, Sequence) or isinstance(row, str | bytes):
         what = "a gap" if row is None else type(row).__name__
         raise PopulationError(
             f"field {name!r} holds {what} where lengths need a list: give each row a list, perhaps empty"
         )
     return row
+
+
+# Columns of Arrow, which most tables pass through, as user ids and as fields.
+
+
+def arrow_chunk(
+    where: str, rows: Any, user_column: str, names: list[str], text: Text | None, options: ColumnOptions, before: int
+) -> FieldChunk:
+    """A `validated` batch as a chunk. `where` it is from and how many rows came `before` are for errors."""
+    ids = arrow_ids(where, user_column, rows.column(user_column), before)
+    return ids, arrow_fields(where, rows, names, text, options, before)
+
+
+def validated(rows: Any, names: Sequence[str]) -> Any:
+    """These columns of an Arrow batch or table, validated in full: a damaged list would take values of other users."""
+    chosen = rows.select(list(names))
+    chosen.validate(full=True)
+    return chosen
+
+
+def arrow_fields(
+    where: str, rows: Any, names: Sequence[str], text: Text | None, options: ColumnOptions, before: int
+) -> dict[str, Field]:
+    """Columns of a batch as fields, all options applied; a column with a declared length gives two."""
+
+    def made(name: str) -> dict[str, Field]:
+        column = rows.column(name)
+        if name in options.lengths:
+            arrays = _packed(where, name, _plain(column), text, options, before)
+        else:
+            arrays = {name: arrow_array(where, name, column, text, options, before)}
+        return {name: options.scaled(name, array) for name, array in arrays.items()}
+
+    return each_field(where, names, made)
+
+
+def _packed(
+    where: str, name: str, column: Any, text: Text | None, options: ColumnOptions, before: int
+) -> dict[str, Field]:
+    """Lists of unequal length, or texts that `text` turns into such lists."""
+    if column.null_count:
+        raise _gap(where, name, column, before, "give each row a list, perhaps empty, or leave the column out")
+    if is_text(column.type) and text is not None:
+        return list_fields(name, list(text(column.to_pylist())), options)
+    if not _is_list(column.type):
+        way_out = (
+            "give text=, the function that makes numbers of texts" if is_text(column.type) else "leave its length out"
+        )
+        raise PopulationError(f"{where} has {name!r} as {column.type} but lengths are for lists: {way_out}")
+    entries = _entries(where, name, column, options, before)
+    return packed(name, entries, column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64), options)
+
+
+def arrow_ids(where: str, name: str, column: Any, before: int) -> Any:
+    """The user column, an array of Arrow: whole numbers or text. UUIDs become text, and bytes have to be text."""
+    import pyarrow as pa
+
+    column = _plain(column)
+    if column.null_count:
+        raise _gap(where, name, column, before, "drop the rows without a user, or give each the id of its user")
+    if str(column.type) in ("extension<arrow.uuid>", "uuid"):
+        return pa.array([str(one) for one in column.to_pylist()])
+    kind = column.type
+    if not (is_text(kind) or _is_binary(kind) or _is_number(kind)):
+        raise PopulationError(
+            f"{where} has {name!r} as {kind} but users are whole numbers, text or UUIDs: convert it to text"
+        )
+    return column
+
+
+def arrow_array(
+    where: str, name: str, column: Any, text: Text | None, options: ColumnOptions, before: int
+) -> NDArray[Any]:
+    """One column of a batch as an array (rows, ...), its options applied; lists give further axes."""
+    import pyarrow as pa
+
+    column = _plain(column)
+    if pa.types.is_null(column.type):  # nothing but gaps, as in a table of one row
+        column = column.cast(_type_of_gaps(name, options))
+    kind = column.type
+    if _is_list(kind):
+        if column.null_count:
+            raise _gap(where, name, column, before, "fill the gaps or leave the column out")
+        return _lists(where, name, column, options, before)
+    if name in options.categories and (is_text(kind) or _is_number(kind)):
+        codes = column.to_numpy(zero_copy_only=False)
+        # With a gap, whole numbers would come as fractions, and all of them be taken for gaps.
+        return options.applied(name, codes if not column.null_count else np.array(column.to_pylist(), object))
+    if is_text(kind) and name in options.timestamps:
+        column = _dates(where, name, column)
+        kind = column.type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        if name not in options.timestamps:
+            raise PopulationError(
+                f"{where} has {name!r} as {kind}: turn it into numbers or leave it out; "
+                f'timestamps={{{name!r}: "hours since 2026-01-01"}} counts'
+            )
+        if column.null_count and options.fill_of(name) is None and options.missing != ZERO_UPDATE:
+            raise _gap(where, name, column, before, _WAYS)
+        return options.applied(name, np.asarray(column.to_numpy(zero_copy_only=False)).astype("M8[us]"))
+    if column.null_count:
+        column = _filled(where, name, column, options, before)
+    if is_text(kind):
+        if text is None:
+            raise not_numbers(name, "text", column.to_numpy(zero_copy_only=False))
+        return np.asarray(text(column.to_pylist()))
+    if not _is_number(kind):
+        how = ", as with .dt.total_seconds()," if pa.types.is_duration(kind) else ""
+        raise PopulationError(f"{where} has {name!r} as {kind}: turn it into numbers{how} or leave it out")
+    return options.applied(name, np.asarray(column.to_numpy(zero_copy_only=False)))
+
+
+def _dates(where: str, name: str, column: Any) -> Any:
+    """Dates that were read as text, as pandas reads those of a CSV file; times with a zone as UTC."""
+    import pyarrow as pa
+
+    text = column.cast(pa.large_string())  # views of text have no cast to times
+    for unit, zone in (("us", None), ("us", "UTC"), ("ns", None), ("ns", "UTC")):
+        try:
+            return text.cast(pa.timestamp(unit, zone))
+        except pa.ArrowInvalid:
+            continue
+    raise PopulationError(
+        f"{where} has {name!r} as text but timestamps need dates: write them as 2026-01-31 or 2026-01-31 12:30:00, all "
+        "with a zone or all without"
+    )
+
+
+def _lists(where: str, name: str, column: Any, options: ColumnOptions, before: int) -> NDArray[Any]:
+    kind, depth = column.type, 0
+    while _is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    if depth >= DEEPEST:
+        raise PopulationError(f"{where} has {name!r} as lists more than {DEEPEST} deep: flatten them")
+    inner = _entries(where, name, column, options, before)
+    widths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
+    if len(widths) > 1:
+        inside = name in options.lengths  # a width was given, to the lists around these
+        way_out = "pad those inside lists yourself" if inside else f"give them one width with lengths={{{name!r}: 128}}"
+        raise PopulationError(
+            f"{where} has lists of {widths[0]} to {widths[-1]} entries in {name!r}: {way_out}, or leave the column out"
+        )
+    width = int(widths[0]) if len(widths) else 0
+    return inner.reshape(len(column), width, *inner.shape[1:])
+
+
+def _entries(where: str, name: str, column: Any, options: ColumnOptions, before: int) -> NDArray[Any]:
+    """All entries of a column of lists, end to end; a gap among them is refused by the row of its list."""
+    entries = column.flatten()
+    fractions = options.missing == ZERO_UPDATE and str(entries.type) in ("halffloat", "float", "double")
+    if entries.null_count and name not in options.categories and options.fill_of(name) is None and not fractions:
+        ends = np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False))
+        first = int(np.flatnonzero(entries.is_null().to_numpy(zero_copy_only=False))[0])
+        row = before + int(np.searchsorted(ends, first, side="right")) + 1
+        raise PopulationError(
+            f"{where} has a list without a value in {name!r}, row {row} ({entries.null_count} missing up to row "
+            f"{before + len(column)}): {_WAYS}"
+        )
+    return arrow_array(where, name, entries, None, options, before)
+
+
+def _plain(column: Any) -> Any:
+    """One array of plain values: chunks joined, categories decoded."""
+    import pyarrow as pa
+
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _filled(where: str, name: str, column: Any, options: ColumnOptions, before: int) -> Any:
+    """The column without nulls, if the options say what stands for them; NaN where a user may add nothing."""
+    import pyarrow as pa
+
+    stand_in, fractions = options.fill_of(name), pa.types.is_floating(column.type)
+    if stand_in is None and options.missing == ZERO_UPDATE and fractions:
+        return column  # as NumPy, its nulls are NaN
+    if stand_in is None:
+        raise _gap(where, name, column, before, _WAYS if fractions else _WAYS_WHOLE)
+    try:
+        if is_text(column.type) != isinstance(stand_in, str):
+            raise TypeError
+        return column.fill_null(pa.scalar(stand_in).cast(column.type))  # which refuses 0.5 among whole numbers
+    except (pa.ArrowException, TypeError, ValueError):
+        raise SettingError(f"{stand_in!r} cannot fill {name!r}, which is {column.type}: give another fill") from None
+
+
+def _type_of_gaps(name: str, options: ColumnOptions) -> Any:
+    """What a column without a single value would hold, as its options have it."""
+    import pyarrow as pa
+
+    if name in options.categories:
+        return pa.string()
+    if name in options.timestamps:
+        return pa.timestamp("us")
+    stand_in = options.fill_of(name)
+    return pa.float64() if stand_in is None else pa.scalar(stand_in).type
+
+
+def _gap(where: str, name: str, column: Any, before: int, ways: str) -> PopulationError:
+    rows = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
+    return PopulationError(
+        f"{where} has no value for {name!r} in row {before + int(rows[0]) + 1} ({len(rows)} missing up to row "
+        f"{before + len(column)}): {ways}"
+    )
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_binary(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))

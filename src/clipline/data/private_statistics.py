@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import numbers
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from ..privacy.ledger import Ledger
 from ..privacy.relations import Relation
 from ..random.streams import NormalGenerator, Streams
 from .population import Population, scaled_population
-from .user_ids import ids_array
+from .user_ids import ids_array, is_missing, listed
 
 _GRID = 2.0**-24
 _BLOCK = 1 << 20  # numbers looked at in one go, or those of one user
@@ -381,7 +380,7 @@ def keys_by_user(user_ids: Any, values: Any, most: int, candidates: Sequence[Key
     for user, row in zip(ids.tolist(), rows, strict=True):
         mine = counts.setdefault(user, Counter())
         for key in row if isinstance(row, list | tuple) else (row,):
-            if _is_gap(key) or (known is not None and not _among(key, known)):
+            if is_missing(key) or (known is not None and not _among(key, known)):
                 continue
             mine[_checked(key)] += 1
     kinds = {type(key) for mine in counts.values() for key in mine}
@@ -456,13 +455,6 @@ def _checked(key: object) -> Key:
     raise _no_key(key)
 
 
-def _is_gap(key: object) -> bool:
-    """None, NaN, and the gaps of pandas, which cannot be compared."""
-    if key is None or type(key).__name__ in ("NAType", "NaTType"):
-        return True
-    return isinstance(key, numbers.Number) and bool(key != key)
-
-
 def _among(key: object, known: set[Key]) -> bool:
     """Whether a key is among those that were declared. What holds lists or dicts can be no key, and is refused."""
     try:
@@ -477,13 +469,10 @@ def _no_key(key: object) -> PopulationError:
 
 def _plain_rows(values: Any) -> list[Any]:
     """One entry a row, in Python's own types: from lists, arrays and columns of any library."""
-    for method in ("to_pylist", "to_list", "tolist"):
-        if hasattr(values, method):
-            values = getattr(values, method)()
-            break
+    values = listed(values)
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise refuse("values", type(values).__name__, "one key or one list of keys for each id", "give a column")
-    return [row.tolist() if hasattr(row, "tolist") else row for row in values]
+    return [listed(row) for row in values]
 
 
 _MOST_ENTRIES = 1 << 24  # of the sum of one statistic

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PopulationError
-from ..privacy.events import GaussianEvent
 from .chunks import FieldChunk, Progress, Text, no_progress, short
 from .column_options import NO_OPTIONS, ZERO_UPDATE, ColumnOptions
 from .grouping import MEMORY_BYTES, Rows
@@ -89,15 +88,14 @@ def write_store(
     memory_bytes: int = MEMORY_BYTES,
     scratch: Path | None = None,
     column_options: Mapping[str, Any] | None = None,
-    charges: Iterable[GaussianEvent] = (),
 ) -> Manifest:
     """Group the rows of all chunks by user and store them in `folder` for `Population.open`.
 
     Users may come in any order and as often as they like; they are stored sorted by id, and the order of a user's own
     examples is kept. Working memory is a few times `memory_bytes`, one chunk, and the list of users. The folder must
     not exist yet or be empty; it is complete or, after an error or an interruption, untouched. `known_users`, which is
-    read after the chunks, adds users without any example. `tasks`, `origin`, `shared_users`, `column_options` and
-    `charges` go into the manifest. NaN and infinity are refused unless options say `missing="zero-update"`.
+    read after the chunks, adds users without any example. `tasks`, `origin`, `shared_users` and `column_options` go
+    into the manifest. NaN and infinity are refused unless options say `missing="zero-update"`.
     `progress` counts rows as they find their user.
 
     A caller who is inside an `atomic_folder` already hands on its `scratch` folder: then `folder` is written in place.
@@ -112,8 +110,8 @@ def write_store(
         rows.take_in(chunks, known_users, source)
         write_arrays(new, rows, progress)
         return write_manifest(
-            new, fields=rows.form, user_ids=True, users=len(rows.user_ids), examples=rows.count, source=source,
-            tasks=tasks, origin=origin, shared_users=shared_users, column_options=options, charges=charges,
+            new, fields=list(rows.form), user_ids=True, users=len(rows.user_ids), examples=rows.count, source=source,
+            tasks=list(tasks), origin=origin, shared_users=shared_users, column_options=options,
             packed={name: packed_entry(f.width, f.pad) for name, f in rows.form.items() if isinstance(f, PackedField)},
         )  # fmt: skip
 

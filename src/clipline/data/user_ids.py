@@ -77,6 +77,14 @@ def is_missing(one: object) -> bool:
     return isinstance(one, float | np.floating) and bool(one != one)
 
 
+def listed(values: Any) -> Any:
+    """What a column of any library or an array holds, as Python's own; anything else as it is."""
+    for method in ("to_pylist", "to_list", "tolist"):  # columns of pyarrow, of polars and pandas; arrays and tensors
+        if hasattr(values, method):
+            return getattr(values, method)()
+    return values
+
+
 def _objects(values: Sequence[Any]) -> NDArray[Any]:
     array = np.empty(len(values), object)
     for place, one in enumerate(values):

@@ -79,13 +79,13 @@ class PartialSums(Private):
         updates.add_to(totals[:, :-1], scale, run)
         totals[:, -1].index_add_(0, run, within.double() - 0.5)
 
-    def add_clipped(self, vector: Tensor, clip: float, run: int = 0) -> bool:
+    def add_clipped(self, vector: Tensor, clip: float) -> bool:
         """Add what a client has clipped itself: update and centred bit (dim + 1,). Says whether it was added.
 
         The update is clipped once more and the bit kept within -1/2 and 1/2, so that no client moves the sum further
         than its bound. A vector that is not finite, not of floats or of another shape adds nothing.
         """
-        total = self.__totals[run]
+        total = self.__totals[0]
         if vector.shape != total.shape or not vector.is_floating_point() or not vector.isfinite().all():
             return False
         (update,), _ = clip_rows(vector[None, :-1], clip)

@@ -402,11 +402,9 @@ def _made(code: Code) -> nn.Module:
     return module
 
 
-def _moved(module: nn.Module, device: object) -> nn.Module:
-    if not isinstance(device, str | int | torch.device):
-        raise refuse("device", type(device).__name__, "the name of a device", "use cpu")
+def _moved(module: nn.Module, device: Any) -> nn.Module:
     try:
-        return module.to(device)
+        return module.to(torch.device(device))
     except (RuntimeError, TypeError, AssertionError) as error:
         raise refuse("device", str(device)[:80], f"one that torch can use here ({short(error)})", "use cpu") from None
 

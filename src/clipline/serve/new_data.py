@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.array_checks import check_finite
-from ..data.chunks import Text, is_file, is_folder, short
+from ..data.chunks import Text, is_file, is_folder
 from ..data.column_options import NO_OPTIONS, ZERO_UPDATE, ColumnOptions
 from ..data.fields import fields_of_arrays, without_lengths
 from ..data.packed_field import Field, PackedField, stored_values
 from ..data.population import Population
 from ..data.readers.dataframes import column_names, read_column, read_fields
-from ..data.readers.tables import whole_table
+from ..data.readers.tables import members, whole_table
 from ..errors import PopulationError, SettingError, nearest, refuse
 
 _WAY_OUT = "give a dataframe, a table file, a Population, or arrays by field name"
@@ -256,12 +256,7 @@ def _read_file(path: Path, trained: Sequence[str], options: ColumnOptions, keep:
         raise PopulationError(f"data={str(path)[:200]!r} is no file: {_WAY_OUT}")
     if path.suffix.lower() != ".npz":
         return whole_table(path, options, as_text=[one for one in keep if one not in trained])  # 007 stays so
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            # Others are not read, but their names may tell of a column that was renamed.
-            return {name: arrays[name] if not trained or name in (*trained, *keep) else None for name in arrays.files}
-    except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways
-        raise PopulationError(f"{str(path)!r} cannot be read ({short(error)}): mend it or copy it again") from None
+    return members(path)
 
 
 def class_names(classes: object, card: Mapping[str, Any]) -> list[str] | None:

@@ -196,10 +196,7 @@ def load_last(path: Path, device: torch.device | str, circumstances: str) -> Tra
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstances: str = "") -> TrainState:
-    """What `save_checkpoint` wrote, to the last bit; refused under other circumstances.
-
-    A round that is run again must release the same numbers, or else their difference shows what noise should hide.
-    """
+    """What `save_checkpoint` wrote, to the last bit; refused under other circumstances."""
     try:
         wrong = durable.damage(path)
         with safe_open(path, "pt", device=str(device)) as file:
@@ -253,16 +250,14 @@ def load_personal(path: Path, round_index: int, personal: PersonalStore) -> None
 
 def _difference(before: str, now: str) -> str:
     """The first line that is not the same and what to do, for the reader, who is told no more of data than that."""
-    then_by_name, now_by_name = _by_name(before), _by_name(now)
-    for name in [*then_by_name, *(name for name in now_by_name if name not in then_by_name)]:
-        then, today = then_by_name.get(name, "nothing"), now_by_name.get(name, "nothing")
-        if then != today:
-            if name in (DATA_FINGERPRINT, _SEED):
-                return "the data have changed: restore them" if name != _SEED else "the seed has changed: restore it"
-            if _CHECKSUM.search(then) and _CHECKSUM.search(today):
-                return f"the {name.removeprefix('checksum of the ')} has changed: restore it"
-            return f"it was written under other circumstances ({then!r} then, {today!r} now): restore them"
-    return "it was written under other circumstances: restore them"
+    then, today = _by_name(before), _by_name(now)
+    name = next((one for one in [*then, *today] if then.get(one) != today.get(one)), "")
+    if name in (DATA_FINGERPRINT, _SEED):
+        return "the data have changed: restore them" if name != _SEED else "the seed has changed: restore it"
+    lines = [told.get(name, "nothing") for told in (then, today)]
+    if all(map(_CHECKSUM.search, lines)):
+        return f"the {name.removeprefix('checksum of the ')} has changed: restore it"
+    return f"it was written under other circumstances ({lines[0]!r} then, {lines[1]!r} now): restore them"
 
 
 def _by_name(circumstances: str) -> dict[str, str]:
@@ -277,14 +272,11 @@ _MAY_DIFFER = ("seed", "compute.workers", "compute.device")
 class Circumstances:
     """What must be the same when a run is resumed, as text, a line each.
 
-    A round that is run again has the same noise, from the seed or from the key of the run. Had anything of this changed
-    in between, the difference of its two releases would show the data. The lines are those of `describe` and of `same`
-    (what the caller adds, such as a name for the loss), the versions, what computes, and checksums of the model and the
-    data.
-
-    Left out is what changes no release, or rounding alone: the number of workers. Where the data lie makes no
-    difference either. The code of a model and of a loss cannot be seen from here; of a model, layers and values that
-    are not trained can. The checksums are computed in a thread, which is waited for when the text is asked for.
+    A round that is run again has the same noise. Had anything of this changed in between, the difference of its two
+    releases would show the data. The lines are those of `describe` and of `same` (what the caller adds), the versions,
+    what computes, and checksums of the model and the data. Left out is what changes no release, or rounding alone: the
+    number of workers, and where the data lie. The checksums are computed in a thread, which is waited for when the text
+    is asked for.
     """
 
     def __init__(self, training: Training, same: Mapping[str, object] | None = None) -> None:

@@ -344,7 +344,11 @@ class EarlyStopping(Callback):
         if not isinstance(restore_best, bool):
             raise refuse("restore_best", restore_best, "True or False", "True gives the best model")
         self.restore_best = restore_best
-        self.stop_requested, self._since, self._best = False, 0, self._nothing_yet()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.stop_requested, self._since = False, 0
+        self._best = Best(self.metric, self.mode, min_delta=self.min_delta, keeps=self.restore_best)
 
     @property
     def best(self) -> float | None:
@@ -363,7 +367,7 @@ class EarlyStopping(Callback):
 
     def on_start(self, training: Training, state: TrainState) -> None:
         """Begin to count, and charge every round that may come."""
-        self.stop_requested, self._since, self._best = False, 0, self._nothing_yet()
+        self._begin()
         self.charged = state.ledger.add(training.algorithm.next_event(state), training.affordable(state))
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:
@@ -371,7 +375,7 @@ class EarlyStopping(Callback):
         if not report.metrics:
             return
         if self.metric not in report.metrics:  # measured by another `Evaluate`, perhaps, and more rarely
-            self._check(self._measuring)
+            self.check_metrics(self._measuring)
             return
         self._since = 0 if self._best.take(report, state) else self._since + 1
         self.stop_requested = self._since >= self.patience
@@ -384,13 +388,7 @@ class EarlyStopping(Callback):
                 stacklevel=2,
             )
 
-    def check_metrics(self, measuring: Sequence[Measuring], known: Known) -> None:
+    def check_metrics(self, measuring: Sequence[Measuring], known: Known | None = None) -> None:
         """Refuse a metric of which it is known before the first round that nothing measures it."""
         self._measuring = measuring
-        self._check(measuring)
-
-    def _check(self, measuring: Sequence[Measuring]) -> None:
         check_measured(self.metric, f"metric={self.metric!r} of EarlyStopping", measuring)
-
-    def _nothing_yet(self) -> Best:
-        return Best(self.metric, self.mode, min_delta=self.min_delta, keeps=self.restore_best)

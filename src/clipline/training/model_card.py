@@ -99,16 +99,29 @@ def save_result(result: TrainResult, path: Path) -> Path:
     return path
 
 
+USE = """```python
+import clipline
+
+saved = clipline.load("this folder", model=...)  # an untrained model of the same class and shapes
+saved.predict(table)
+```
+"""
+
+
+def fields_text(card: Card) -> str:
+    """The fields of the data as a list in Markdown."""
+    fields = card.get("fields", {}).items()
+    return "".join(
+        f"* `{name}`: {one['dtype']}, shape {tuple(one['shape'])} for each example\n" for name, one in fields
+    )
+
+
 def card_page(card: Card) -> str:
     """A card to read, as Markdown."""
     metrics = card["metrics"]
     shown = {name: "not finite" if value is None else format(value, ".4g") for name, value in metrics.items()}
     measured = "".join(f"* {name}: {value}\n" for name, value in shown.items())
     settings = {**card.get("settings", {}), "resolved": card.get("resolved")}
-    fields = "".join(
-        f"* `{name}`: {one['dtype']}, shape {tuple(one['shape'])} for each example\n"
-        for name, one in card.get("fields", {}).items()
-    )
     last, done = card["rounds"], card.get("model_rounds", card["rounds"])
     done = str(last) if done == last else f"{done} of {last}"
     columns = ""
@@ -128,7 +141,7 @@ Metrics have no noise: the guarantee does not cover the users they were measured
 
 ## Fields of the data
 
-{fields}{columns}
+{fields_text(card)}{columns}
 ## Settings
 
 The seed is not stored.
@@ -145,13 +158,7 @@ The seed is not stored.
 
 ## Use
 
-```python
-import clipline
-
-saved = clipline.load("this folder", model=...)  # an untrained model of the same class and shapes
-saved.predict(table)
-```
-"""
+{USE}"""
 
 
 def guarantee_from(entries: Mapping[str, Any]) -> Guarantee:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -60,13 +60,6 @@ def round_numbers(report: RoundReport) -> dict[str, Any]:
         "fraction_within": report.fraction_within,
         **{name: finite_or_none(value) for name, value in report.metrics.items()},
     }
-
-
-def history(reports: Sequence[RoundReport], unprivate_timing: bool = False) -> dict[str, list[Any]]:
-    """Rounds as columns, each as long as there are rounds: those of `round_json`, and None where a round has none."""
-    rows = [round_json(report, unprivate_timing) for report in reports]
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names}
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +163,9 @@ class TrainResult:
         Returns:
           A list for each column: `pandas.DataFrame(result.history())`.
         """
-        return history(self.reports, unprivate_timing)
+        rows = [round_json(report, unprivate_timing) for report in self.reports]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name) for row in rows] for name in names}
 
     def __str__(self) -> str:
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())

@@ -21,7 +21,7 @@ from ..settings import toml_text
 from . import durable
 from .callbacks import Callback
 from .checkpoint import CheckpointWriter, Circumstances, code_fingerprint, load_last, load_personal, save_checkpoint
-from .curves import draw_curves, quantile_of, why_void
+from .curves import draw_curves
 from .durable import DirectoryLock
 from .model_card import card_metadata, card_of, describe, resolved, save_model, where_it_ran
 from .result import RoundReport, round_json
@@ -154,8 +154,8 @@ class RunDirectory(Callback):
                         "its model; start another to train again"
                     )
                 raise RunError(
-                    f"resume={str(self.path)!r} holds no {CHECKPOINT}, as its run never reached one: start again in "
-                    "another folder" + _spent(self.path / LEDGER, training.privacy.noise_source)
+                    f"resume={str(self.path)!r} holds no {CHECKPOINT}",
+                    f"start again in another folder, and add the rounds in {LEDGER}, if any: they were released",
                 )
             circumstances = Circumstances(training, self.same)
             state = load_last(checkpoint, training.device, str(circumstances))
@@ -289,20 +289,11 @@ class RunDirectory(Callback):
                 rounds[-1] = last
                 durable.write(self.path / METRICS, _json_lines(rounds))
         if rounds:
-            draw_curves(
-                self.path / CURVES,
-                rounds,
-                guarantee,
-                metric=self.metric,
-                quantile=quantile_of(self._training),
-                title=", ".join(
-                    f"{name} {value}"
-                    for name, value in {**facts, "run": "/".join(self.path.resolve().parts[-2:])}.items()
-                    if name not in ("measured_on", "metric", "baseline", LOWER, HIGHER)
-                ),
-                measured_on=facts.get("measured_on", ""),
-                void=why_void(self._training, guarantee),
-            )
+            shown = {**facts, "run": "/".join(self.path.resolve().parts[-2:])}
+            hidden = ("measured_on", "metric", "baseline", LOWER, HIGHER)
+            title = ", ".join(f"{name} {value}" for name, value in shown.items() if name not in hidden)
+            path, about = self.path / CURVES, facts.get("measured_on", "")
+            draw_curves(path, rounds, guarantee, self._training, metric=self.metric, title=title, measured_on=about)
         durable.sync_file(self.path / METRICS)  # with the model, before the checkpoint goes
         if result.stopped == "interrupted":
             personal = self._training.personal
@@ -443,19 +434,6 @@ def _rounding(training: Training) -> str:
 
 def _ledger_lines(ledger: Ledger) -> str:
     return "".join(ledger_line(index, event) + "\n" for index, event in enumerate(ledger))
-
-
-def _spent(ledger: Path, noise_source: str | None) -> str:
-    """What to do about the rounds of a run that cannot be resumed: they were released, whoever starts again."""
-    rounds = ledger.read_bytes().count(b"\n") if ledger.exists() else 0
-    if not rounds:
-        return ""
-    if noise_source == "seed":
-        return (
-            ", with the same seed and all else as it was, which releases the same; otherwise the "
-            f"{rounds} rounds in its ledger add to the new run's"
-        )
-    return f"; the {rounds} rounds in its ledger were released and add to the new run's"
 
 
 def _json_lines(rounds: Iterable[Mapping[str, Any]]) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +16,12 @@ from torch import Tensor, nn
 
 from ..data.population import Population
 from ..engine.choose import choose_backend, choose_trainer, make_problem
-from ..engine.client_rate import warn_of_rate
 from ..engine.core.one_by_one import OneByOne
 from ..engine.core.personal import PersonalStore
 from ..engine.core.working_model import check_module, uncompiled
 from ..engine.gpu.programs.program_cache import ProgramCounts
 from ..engine.stacked.trainer import Stacked
-from ..engine.value_ranges import warn_of_ranges
+from ..engine.trial_warnings import warn_of_ranges, warn_of_rate
 from ..engine.workers.torchrun import TorchrunBackend
 from ..errors import HopelessNoiseWarning, RunError, SettingError, refuse, shown
 from ..federated.clip_controllers import ClipController, QuantileClip
@@ -57,15 +54,13 @@ from ..privacy.noise_split import default_count_stddev
 from ..privacy.relations import Relation
 from ..random.streams import Streams
 from ..settings import check
-from ..synonyms import SYNONYMS, meant
+from ..synonyms import SYNONYMS, answers_unknown_keywords, meant
 from .callbacks import Callback
 from .diagnosis import hopeless_text
 from .loop import Run, drive
 from .options import Compute, Privacy, Upload
 from .result import TrainResult
 from .run_directory import checked_path, directory_first
-
-Given = ParamSpec("Given")
 
 _PARTS = {
     "privacy": Privacy,
@@ -75,23 +70,6 @@ _PARTS = {
     "compute": Compute,
     "noise": BandedNoise,
 }
-
-
-def says_where_keywords_belong(init: Callable[Given, None]) -> Callable[Given, None]:
-    """A constructor that refuses an unknown keyword argument with the place where it belongs.
-
-    Checked first: a call with `epsilon=4` also leaves out `privacy`, and Python would report only what is missing.
-    """
-    known = inspect.signature(init).parameters
-
-    @functools.wraps(init)
-    def checked(*args: Given.args, **keywords: Given.kwargs) -> None:
-        for name, value in keywords.items():
-            if name not in known:
-                raise _misplaced(name, value, known)
-        init(*args, **keywords)
-
-    return checked
 
 
 def _misplaced(name: str, value: object, known: Iterable[str]) -> SettingError:
@@ -117,6 +95,7 @@ def _misplaced(name: str, value: object, known: Iterable[str]) -> SettingError:
     )
 
 
+@answers_unknown_keywords(_misplaced)
 class Training:
     """Algorithm 1 on a model and the users of a population: checked when it is made, trained by `run()`.
 
@@ -166,7 +145,6 @@ class Training:
       >>> result = training.run([cl.Progress()])
     """
 
-    @says_where_keywords_belong
     def __init__(
         self,
         model: nn.Module,
@@ -193,7 +171,8 @@ class Training:
         noise = IndependentNoise() if noise is None else noise
         server = ServerNormalised() if server is None else server
         compute = Compute() if compute is None else compute
-        _check_parts(population, local, privacy, clip, server, compute, noise)
+        parts = {"clip": clip, "server": server, "compute": compute, "noise": noise}
+        _check_parts({"population": population, "local": local, "privacy": privacy, **parts})
         check_module(uncompiled(model))
         compute = compute.resolved(sum(p.numel() for p in model.parameters() if p.requires_grad), cohort_size)
         check("rounds", rounds)
@@ -531,28 +510,21 @@ def _users_of(data: object) -> str:
     return 'Population.from_dataframe(frame, user="...")' if frame else "Population.from_arrays(user_ids, x=x, y=y)"
 
 
-def _check_parts(
-    population: Population,
-    local: LocalTraining,
-    privacy: Privacy,
-    clip: ClipController,
-    server: ServerOptimiser,
-    compute: Compute,
-    noise: IndependentNoise | BandedNoise,
-) -> None:
+def _check_parts(given: Mapping[str, object]) -> None:
     """Refuse objects of another kind: an old keyword's value, say."""
-    for name, part, kind, example in (
-        ("population", population, Population, _users_of(population)),
-        ("local", local, LocalTraining, "LocalSGD(lr=0.1)"),
-        ("privacy", privacy, Privacy, "Privacy(epsilon=4.0)"),
-        ("compute", compute, Compute, 'Compute(device="cuda")'),
-    ):
-        if not isinstance(part, kind):
-            named = "a LocalSGD or LocalAdam" if kind is LocalTraining else f"a {kind.__name__}"
-            raise refuse(name, part, named, f"give {example}")
-    if not isinstance(noise, IndependentNoise | BandedNoise):
-        way_out = "give BandedNoise(), or privacy=Privacy(noise_multiplier=1.0) for how much noise there is"
-        raise refuse("noise", noise, "a BandedNoise or an IndependentNoise", way_out)
-    for name, rule, example in (("clip", clip, "FixedClip(1.0)"), ("server", server, "ServerSGD(1.0)")):
-        if not hasattr(rule, "init"):
-            raise refuse(name, rule, f"a {name} object", f"give {example}")
+    kinds: dict[str, tuple[Any, str, str]] = {
+        "population": (Population, "a Population", _users_of(given["population"])),
+        "local": (LocalTraining, "a LocalSGD or LocalAdam", "LocalSGD(lr=0.1)"),
+        "privacy": (Privacy, "a Privacy", "Privacy(epsilon=4.0)"),
+        "compute": (Compute, "a Compute", 'Compute(device="cuda")'),
+        "noise": (
+            IndependentNoise | BandedNoise, "a BandedNoise or an IndependentNoise",
+            "BandedNoise(), or privacy=Privacy(noise_multiplier=1.0) for how much noise there is",
+        ),
+    }  # fmt: skip
+    for name, (kind, named, example) in kinds.items():
+        if not isinstance(given[name], kind):
+            raise refuse(name, given[name], named, f"give {example}")
+    for name, example in (("clip", "FixedClip(1.0)"), ("server", "ServerSGD(1.0)")):
+        if not hasattr(given[name], "init"):
+            raise refuse(name, given[name], f"a {name} object", f"give {example}")

@@ -19,6 +19,7 @@ from ..errors import RunError, printable
 from ..privacy.events import GroupedPoissonSampling
 from ..privacy.guarantee import Guarantee, rounded_up
 from ..privacy.trade_off import TradeOff, trade_off
+from ..training.model_card import USE, fields_text
 from ..training.run_files import MODEL
 from .verify import Verified, model_digest, verify
 
@@ -196,10 +197,6 @@ def hugging_face(facts: Facts) -> str:
     values = {name: "not finite" if one is None else f"{one:.4g}" for name, one in card.get("metrics", {}).items()}
     metrics = "".join(f"| {name} | {value} |\n" for name, value in values.items())
     measured = card.get("facts", {}).get("measured_on", "see the run")
-    fields = "".join(
-        f"* `{name}`: {one['dtype']}, shape {tuple(one['shape'])} for each example\n"
-        for name, one in card.get("fields", {}).items()
-    )
     return f"""---
 library_name: clipline
 license: other  # {FILL_IN}
@@ -220,16 +217,10 @@ The whole promise, with what it does not cover, is in `{STATEMENT}`.
 
 ## How to use it
 
-```python
-import clipline
-
-saved = clipline.load("this folder", model=...)  # an untrained model of the same class and shapes
-saved.predict(table)
-```
-
+{USE}
 Fields of the data:
 
-{fields}
+{fields_text(card)}
 ## Intended use and limits
 
 {FILL_IN}: what the model is for, on whose data it was trained, where it fails.

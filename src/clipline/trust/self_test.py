@@ -11,7 +11,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,7 @@ class Checked:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model, its loss and made-up users, with how they train. `by_hand`: a user's update, where it is known."""
+    """A model, its loss and made-up users, with how they train."""
 
     make: Callable[[], nn.Module]
     loss: Loss
@@ -74,7 +74,7 @@ class Subject:
     victims: Sequence[str]  # who comes and goes
     local: LocalTraining
     clip: float | None = None  # found by a first sum where it is left out
-    by_hand: Callable[[Mapping[str, NDArray[Any]]], Numbers] | None = None
+    by_hand: bool = False  # whether `_by_hand` knows what comes out
     row_fields: RowFields = field(default_factory=dict)
     personal: Sequence[str] = ()
     tolerance: float = 1e-9  # clips
@@ -112,9 +112,10 @@ def self_test(
       >>> all(one.passed is not False for one in self_test())
     """
     found = []
-    with warnings.catch_warnings(action="ignore"), _one_thread(), tempfile.TemporaryDirectory() as folder:
-        for number, check in enumerate(checks(own, thorough)):
-            name, run = check
+    with warnings.catch_warnings(action="ignore"), tempfile.TemporaryDirectory() as folder, ExitStack() as ends:
+        ends.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        for number, (name, run) in enumerate(checks(own, thorough)):
             place = Path(folder) / str(number)
             place.mkdir()
             try:
@@ -142,7 +143,6 @@ def checks(own: Subject | None = None, thorough: bool = False) -> Iterator[tuple
             run = partial(_neighbours, subject=chosen, suffix=suffix, compute=compute)
             yield f"{whose}one user more or less, {name}", run
         yield f"{whose}stacked agrees with one by one", partial(_stacked, subject=subject)
-    yield "workers add up what one process does", _workers
     yield "a stack rounds a user alike in any company", lambda _: _company()
     yield "nothing of a user reaches the next", lambda _: _state()
     yield "errors of a user and of the machine", lambda _: _errors()
@@ -157,21 +157,11 @@ class _NotHereError(Exception):
     """Why a check cannot run on this machine."""
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 # Made-up users and what to do with them
 
 
 def _line_model() -> nn.Module:
-    """Y = w x + b, from parameters that are not zero. The scalar is clipped with the rest."""
+    """A line, y = w x + b, from parameters that are not zero. The scalar is clipped with the rest."""
     model = nn.Linear(3, 1, dtype=torch.float64)
     model.load_state_dict({"weight": torch.tensor([_WEIGHTS]), "bias": torch.tensor([_BIAS])})
     return model
@@ -187,13 +177,6 @@ _WEIGHTS, _BIAS = [0.5, -0.25, 1.0], 0.125
 _RATE = 0.1
 
 
-def _line_by_hand(user: Mapping[str, NDArray[Any]]) -> Numbers:
-    """The update of one step over all examples: minus the rate times the mean gradient."""
-    x = np.stack([user["x0"], user["x1"], user["x2"]], axis=1)
-    residual = x @ _WEIGHTS + _BIAS - user["y"]
-    return -_RATE * np.append((residual[:, None] * x).mean(axis=0), residual.mean())
-
-
 def line() -> Subject:
     """Users of a line. "huge" overflows half precision in the scalar alone, and "tiny" would vanish there."""
     still = dict.fromkeys(("x0", "x1", "x2"), np.zeros(2))
@@ -202,7 +185,7 @@ def line() -> Subject:
         "huge": {**still, "y": np.full(2, 1e7)}, "tiny": {**still, "y": np.full(2, 0.12501)},
     }  # fmt: skip
     local = LocalSGD(lr=_RATE, batch_size=64)
-    return Subject(_line_model, _squares, users, ["huge", "kim"], local, clip=0.05, by_hand=_line_by_hand)
+    return Subject(_line_model, _squares, users, ["huge", "kim"], local, clip=0.05, by_hand=True)
 
 
 def _drawn(sizes: Mapping[str, int]) -> dict[str, dict[str, NDArray[Any]]]:
@@ -211,11 +194,16 @@ def _drawn(sizes: Mapping[str, int]) -> dict[str, dict[str, NDArray[Any]]]:
 
 
 def _by_hand(subject: Subject, users: Sequence[str], clip: float) -> Numbers:
-    """Sum of clipped updates, then of the bits less 1/2."""
-    assert subject.by_hand is not None
+    """Sum of clipped updates of the line, then of the bits less 1/2.
+
+    An update is one step over all examples: minus the rate times the mean gradient.
+    """
     total = np.zeros(5)
     for name in users:
-        update = subject.by_hand(subject.users[name])
+        user = subject.users[name]
+        x = np.stack([user["x0"], user["x1"], user["x2"]], axis=1)
+        residual = x @ _WEIGHTS + _BIAS - user["y"]
+        update = -_RATE * np.append((residual[:, None] * x).mean(axis=0), residual.mean())
         norm = float(np.linalg.norm(update))
         total += np.append(update * min(1.0, clip / norm), float(norm <= clip) - 0.5)
     return total
@@ -345,7 +333,7 @@ def _neighbours(folder: Path, subject: Subject, suffix: str, compute: Compute) -
         bits.add(abs(float((whole - less)[-1])))
     said = f"a user moves the sum by {moved:.9f} clips, the count by {max(bits):g}, and others by {others:.0e}"
     good = 0 < moved <= 1 + subject.tolerance and bits == {0.5} and others <= subject.tolerance
-    if subject.by_hand is not None:
+    if subject.by_hand:
         by_hand = float(np.abs(whole - _by_hand(subject, list(subject.users), clip)).max()) / clip
         said += f"; by hand off by {by_hand:.0e}"
     return good and by_hand <= subject.tolerance and bool(np.isfinite(whole).all()), said
@@ -372,7 +360,7 @@ def _bend(users: int = 24) -> Subject:
 
 def _stacked(folder: Path, subject: Subject) -> tuple[Any, ...]:
     """The same sum by both engines, of a network where the subject is the plain line."""
-    chosen = subject if subject.by_hand is None else _bend()
+    chosen = _bend() if subject.by_hand else subject
     people = Population.from_table(_write(folder / "people.npz", chosen.users), user="user")
     plain = _training(chosen, people, compute=Compute(engine="one-by-one"))
     clip = chosen.clip or _clip_of(plain)
@@ -382,19 +370,6 @@ def _stacked(folder: Path, subject: Subject) -> tuple[Any, ...]:
         raise _NotHereError(f"this model trains one by one only: {error}") from None
     apart = np.abs(_opened(plain, clip=clip) - _opened(stack, clip=clip)).max() / clip
     return bool(apart <= 1e-4 * len(people)), f"sums of {len(people)} users differ by {apart:.0e} clips"
-
-
-def _workers(folder: Path) -> tuple[Any, ...]:
-    """Two and three processes against one, to rounding of a float64 sum."""
-    if not _can_fork():
-        raise _NotHereError("processes cannot be forked here")
-    subject, apart = _bend(), 0.0
-    people = _population(subject.users)
-    one = _opened(_training(subject, people, compute=Compute(engine="one-by-one")), clip=0.1)
-    for size in (2, 3):
-        shared = _training(subject, people, compute=Compute(engine="one-by-one", workers=size))
-        apart = max(apart, float(np.abs(_opened(shared, clip=0.1) - one).max()) / 0.1)
-    return apart < 1e-12, f"sums of {len(people)} users by 2 and 3 processes differ by {apart:.0e} clips from one"
 
 
 def _company() -> tuple[Any, ...]:

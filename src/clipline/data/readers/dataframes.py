@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from ...errors import PopulationError, nearest
 from ..chunks import FieldChunk, Text, columns_of, short
 from ..column_options import NO_OPTIONS, ColumnOptions
-from ..fields import check_length_fields, numbers_only, without_lengths
+from ..fields import arrow_fields, arrow_ids, check_length_fields, numbers_only, validated, without_lengths
 from ..packed_field import Field, PackedField
 from ..user_ids import ids_array
-from .arrow_columns import arrow_fields, arrow_ids, validated
 
 _WAY_OUT = "give a DataFrame of pandas or polars, or a Table of pyarrow"
 

@@ -27,9 +27,8 @@ from ..chunks import (
     short,
 )
 from ..column_options import NO_OPTIONS, ColumnOptions
-from ..fields import check_length_fields, list_fields, not_numbers, places_without_number
+from ..fields import arrow_chunk, check_length_fields, list_fields, not_numbers, places_without_number, validated
 from ..packed_field import Field
-from .arrow_columns import arrow_chunk, validated
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
 _KINDS = (".parquet", ".csv", ".tsv", ".jsonl", ".npz")
@@ -424,7 +423,7 @@ def _npz(
     progress: Progress,
 ) -> Iterator[FieldChunk]:  # fmt: skip
     """The rows of an archive of equally long arrays, all at once."""
-    arrays = _members(file)
+    arrays = members(file)
     names = columns_of(repr(str(file)), list(arrays), user_column, fields)
     options.check_columns(names)
     check_length_fields(names, options)
@@ -445,10 +444,11 @@ def _npz_schema(file: Path) -> Any:
         known = array.dtype.kind in "fiubM" and array.ndim == 1
         return pa.from_numpy_dtype(array.dtype.newbyteorder("=")) if known else pa.null()
 
-    return pa.schema([(name, kind(array)) for name, array in _members(file).items()])
+    return pa.schema([(name, kind(array)) for name, array in members(file).items()])
 
 
-def _members(file: Path) -> dict[str, NDArray[Any]]:
+def members(file: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of an archive by name."""
     try:
         with np.load(file) as archive:
             return dict(archive.items())

@@ -12,7 +12,7 @@ import clipline as cl
 from clipline import Population
 from clipline.engine.core.batches import Examples
 from clipline.engine.core.one_by_one import RetainedStateWarning
-from clipline.engine.value_ranges import ValueRangeWarning, check_ranges
+from clipline.engine.trial_warnings import ValueRangeWarning, check_ranges
 from clipline.errors import PopulationError
 
 
