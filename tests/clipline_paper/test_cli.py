@@ -64,16 +64,16 @@ def test_a_task_that_cannot_end_does_not_stop_the_next(clipline, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("fig8",), "what='fig8' must be one of fig1, fig2"),
+        (("fig8",), "WHAT 'fig8' must be one of fig1, fig2"),
         (("fig7", "--task", "emnist_cr,emnist"), "task='emnist' must be one of"),
-        (("fig7", "--scale", "large"), "scale='large' must be one of smoke, small, paper"),
+        (("fig7", "--scale", "large"), "--scale 'large' must be one of smoke, small, paper"),
         (("fig7", "--quantiles", "half"), "quantiles='half' must be numbers separated by commas"),
         (("fig7", "--noises", "0.1"), "noises=[0.1] must be a list with 0"),
         (("fig7", "--noises", "-0.5,0"), "noises=[-0.5, 0.0] must be different numbers at least 0 and below 10"),
-        (("fig7", "--seeds", "1000000000000"), "seeds=1000000000000 must be at most 100000"),
-        (("fig7", "--overwrite"), "overwrite=True must be left out for fig7"),
+        (("fig7", "--seeds", "1000000000000"), "--seeds 1000000000000 must be at most 100000"),
+        (("fig7", "--overwrite"), "--overwrite must be left out for fig7"),
         (("fig1", "--task", "all"), "task='all' must be left out for fig1, which trains nothing"),
-        (("fig7", "--task", "emnist_cr", "--data", "nowhere"), "data='nowhere' must be a folder"),
+        (("fig7", "--task", "emnist_cr", "--data", "nowhere"), "--data 'nowhere' must be a folder"),
     ],
 )
 def test_what_cannot_be_reproduced_is_refused_before_anything_is_written(clipline, tmp_path, arguments, message):

@@ -178,7 +178,7 @@ def test_whom_the_metrics_look_at_is_said(clipline, prepared):
     _, out, _ = clipline("train", "shakespeare", "--data", "plays", *FLAGS[:-1])
     first, *rest = out.splitlines()
     assert "on other examples of the training users, which the guarantee does not cover (validation)" in first
-    assert "data: original, shakespeare train from shakespeare.sqlite" in rest
+    assert "data       original, shakespeare train from shakespeare.sqlite" in rest
     prepared("cifar100", to="photos")
     _, out, _ = clipline("train", "cifar100", "--data", "photos", *FLAGS[:-3], "--out", "second", "--json")
     assert json.loads(out)["measured_on"] == "users outside the training population"
@@ -212,16 +212,16 @@ def rewrite(**entries):
 @pytest.mark.parametrize(
     ("damage", "arguments", "words"),
     [
-        (lambda folder: shutil.rmtree(folder), [], "data='store' must be a folder with the stores train and test"),
+        (lambda folder: shutil.rmtree(folder), [], "--data 'store' must be a folder with the stores train and test"),
         (lambda folder: shutil.rmtree(folder / "test"), [], "must be complete, and it holds no test/population.json"),
         (lose("train/field.tokens.npy"), [], "must be complete, and train/field.tokens.npy is missing"),
         (flip("train/field.tokens.npy"), [], "train/field.tokens.npy' has checksum"),
         (cut("test/field.tokens.npy"), [], "was altered or damaged, prepare the data again"),
         (rewrite(tasks=["so_nwp"]), [], "must be prepared for shakespeare, and it is for so_nwp"),
         (rewrite(users=1), ["--cohort-size", 1], "has 2 users and 4 examples but its manifest says 1 and 4"),
-        (lambda folder: None, ["--cohort-size", 3], "cohort_size=3 must be at most the population, 2 users"),
+        (lambda folder: None, ["--cohort-size", 3], "--cohort-size 3 must be at most the population, 2 users"),
         (lambda folder: None, ["--data", "store/train"], "the folder of both train and test, and it is one of the two"),
-        (lambda folder: None, ["--data", ""], "data='' must be the path of a folder or a file, or stand-in"),
+        (lambda folder: None, ["--data", ""], "--data '' must be the path of a folder or a file, or stand-in"),
     ],
 )
 def test_a_store_that_cannot_be_used_is_refused_before_work_begins(
