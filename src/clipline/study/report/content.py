@@ -160,6 +160,7 @@ _NOT_TOLD_APART = (  # settings that decide no number, or by chance alone
     "fixed_clip", "clip", "quantile", "epsilon", "noise_multiplier", "task", "evaluate_every",
 )  # fmt: skip
 
+_OWN = ("clip", "seal")  # what a statement rests on that differs between runs and changes no promise
 _VERDICTS = ("the median clip is", "clipping to the median without noise")  # of Figures 7 and 3
 _SPOKEN = {"evaluate_on": "on", "server_lr": "server rate", "client_lr": "client rate"}
 
@@ -211,10 +212,14 @@ def _title(collected: Collected) -> str:
 
 
 def _scale(runs: Sequence[ReportedRun]) -> str:
-    """How large it is, in a few words: of one run rounds, cohort and model, of several their number."""
+    """What the title leaves out: of one run rounds, cohort and model, of several task, data and how many they are."""
     if len(runs) != 1:
         seeds = {seed for run in runs if (seed := run.setting("seed")) is not None and run.of_study}
-        return f"{len(runs)} runs" + (f", {len(seeds)} seeds" if len(seeds) > 1 else "")
+        shared = _shared(
+            [{"": run.task, "data": run.about.get("data_source") or run.about.get("data")} for run in runs]
+        )
+        named = [f"{what} {name}".strip() for what, name in shared.items() if name]
+        return ", ".join([*named, f"{len(runs)} runs", *([f"{len(seeds)} seeds"] if len(seeds) > 1 else [])])
     (run,) = runs
     users = run.setting("population_size") or run.resolved.get("users") or run.resolved.get("population_size")
     parts = [
@@ -363,24 +368,18 @@ def _statements(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """Each different statement once, with the runs that it is about. `void` says why its epsilon does not hold."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for run in runs:
-        rows = basis(run)
-        same = tuple(row for row in rows if row[0] != "clip")  # how it was clipped changes no promise
-        reasons = tuple(warnings(run))
-        void = reasons if run.promise is not None and run.promise.epsilon is not None else ()
-        first = {"rows": rows, "clips": {}, "runs": [], "private": not reasons, "void": list(void)}
+        rows, reasons = basis(run), tuple(warnings(run))
+        same = tuple(row for row in rows if row[0] not in _OWN)
+        void = list(reasons) if run.promise is not None and run.promise.epsilon is not None else []
+        first = {"words": words(run), "basis": rows, "own": [], "runs": [], "private": not reasons, "void": void}
         statement = found.setdefault((words(run), same, reasons), first)
         statement["runs"].append(run.name)
-        statement["clips"][run.clip] = None
-    return [
-        {
-            "words": text,
-            "basis": [(name, ", ".join(one["clips"]) if name == "clip" else value) for name, value in one["rows"]],
-            "runs": one["runs"],
-            "private": one["private"],
-            "void": one["void"],
-        }
-        for (text, *_), one in found.items()
-    ]
+        statement["own"].append(dict(rows))
+    for statement in found.values():
+        own = statement.pop("own")
+        values = {name: ", ".join(dict.fromkeys(one[name] for one in own if name in one)) for name in _OWN}
+        statement["basis"] = [(name, values.get(name, value)) for name, value in statement["basis"]]
+    return list(found.values())
 
 
 def _by_text(found: Iterable[tuple[str, Iterable[str]]]) -> list[dict[str, Any]]:

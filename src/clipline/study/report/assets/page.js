@@ -248,7 +248,7 @@
     return {
       width: widthOf(kept.plot), height: HEIGHT, legend: { show: false },
       padding: [null, named.length ? 16 + 6.2 * Math.max(...named.map((one) => one.label.length)) : null, null, null],
-      cursor: { drag: { x: !spec.ticks, y: false }, focus: { prox: many ? 30 : -1 }, points: { show: !many, size: 7 },
+      cursor: { y: false, drag: { x: !spec.ticks, y: false }, focus: { prox: many ? 30 : -1 }, points: { show: !many, size: 7 },
         dataIdx: (u, seriesIndex, i) => nearest(u.data[seriesIndex], i),
         sync: spec.ticks ? undefined : { key: "rounds", setSeries: false, scales: ["x", null] } },
       bands: drawn.flatMap((one, i) => (one.edge === "highest" ? [{ series: [i + 1, i + 2], fill: `${one.color}33` }] : [])),
@@ -509,6 +509,7 @@
         nothing: "no epsilon: not private, not on record, or nothing released yet", words: (runs) => ({ note: deltas(runs) }) }));
     return [el("h2", { id: "curves" }, "Curves"), toolbar(names), legend(), grid,
       el("p", { class: "quiet on-screen" }, "Drag over a chart to zoom, double-click to see all; with the keyboard, the arrow keys read values."),
+      onePer(data.runs).length < data.runs.length ? el("p", { class: "quiet" }, "Of runs that differ by seed alone a line is the mean, and the band goes from the lowest to the highest.") : null,
       data.runs.some((run) => run.rounds > data.points) ? el("p", { class: "quiet" },
         `Of runs of more than ${data.points} rounds, each curve shows ${data.points} evenly spaced rounds and its lowest and highest; the run's own files have all that were recorded.`) : null];
   }
@@ -645,7 +646,7 @@
     diverged: "diverged", "not ended": "unfinished: running, or broken off" })[word] || word;
   function bestAndLast(run, name) {
     const ends = run.best_and_last;
-    if (!ends || ends.metric !== name) return "";
+    if (!ends || ends.metric !== name || ends.best_rounds === ends.last_rounds) return "";
     return `Best ${short(ends.best)} after ${count(ends.best_rounds, "round")}, last ${short(ends.last)} after ${ends.last_rounds}.`;
   }
   // When the last value of a metric was measured, where that is not the end of a run that was done.
@@ -676,7 +677,7 @@
       { name: "run", get: (run) => run.name, show: (run) => el("span", null, known.has(run.label) ? chip(known.get(run.label)) : null, " ", run.name) },
       seeds && !state.each ? { name: "seeds", number: true, get: (run) => run.seeds || 1 } : null,
       tasks.size > 1 ? { name: "task", get: (run) => run.task } : null,
-      data.runs.some((run) => run.differs) ? { name: "differs in", get: (run) => run.differs } : null,
+      data.runs.some((run) => run.differs) && (!seeds || state.each) ? { name: "differs in", get: (run) => run.differs } : null,
       ...names.flatMap((name, i) => [i < firsts.size ? { name: `best ${name}`, number: true, get: (run) => run.best[name] ?? null } : null,
         { name: i < firsts.size ? `last ${name}` : name, number: true, get: (run) => run.final[name] ?? null }]),
       { name: "epsilon", number: true, get: (run) => run.epsilon, show: (run) => (run.epsilon === null ? el("span", { class: "bad" }, "none") : run.private ? run.epsilon_text : el("span", { class: "bad", title: run.reasons.join("; ") }, el("s", null, run.epsilon_text), " not private")) },
@@ -714,7 +715,7 @@
 
   function statements() {
     const one = (entry, i) => el("div", { class: entry.private ? "statement" : "statement not-private" },
-      data.runs.length === 1 ? null : el("p", { class: "quiet" }, list(entry.runs, 6)), el("blockquote", null, entry.void.length ? el("s", null, entry.words) : entry.words),
+      data.runs.length === 1 ? null : el("p", { class: "quiet" }, entry.runs.length === data.runs.length ? `All ${entry.runs.length} runs` : entry.runs.length > MANY ? count(entry.runs.length, "run") : list(entry.runs)), el("blockquote", null, entry.void.length ? el("s", null, entry.words) : entry.words),
       entry.void.length ? el("p", { class: "bad" }, `This does not hold: ${entry.void.join("; ")}.`) : null,
       folded(`statement-${i}`, "What this rests on", () => pairs(basis(entry))));
     const made = data.statements.map(one);
