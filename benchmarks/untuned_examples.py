@@ -3,7 +3,7 @@
 Peer: SGD with momentum at the server, untuned (rate 1) and at nine pairs of client and server rates.
 
 python benchmarks/untuned_examples.py run [--processes 15] [--parts starts,recommender] [--seeds 10] [--seconds 600]
-python benchmarks/untuned_examples.py table                             # the tables of docs/howto/noise.md
+python benchmarks/untuned_examples.py table                             # what docs/howto/noise.md shows
 
 Tasks are the examples of the repository and of docs/howto/own_data.md, with their data, models and own client rates r.
 A job is a part of one task and one seed; its runs train side by side, on one core. A run is a line of `--out`, by
@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import recording
 import torch
+from noise_table import interval, paired
 from torch import nn
 
 import clipline as cl
@@ -44,8 +45,6 @@ Measure = Callable[[nn.Module], float]
 class Example(NamedTuple):
     """One task: what it trains on, how a model is made anew, and what is measured of it."""
 
-    title: str
-    lower: bool  # whether a lower number is better
     training: dict[str, Any]  # arguments of the example's own training
     model: Callable[[], nn.Module]
     measure: Measure
@@ -117,20 +116,20 @@ def own_data() -> Example:
     training = next(block for block in blocks if "training = cl.Training(" in block)
     at = caught(table + people + split + training)
     measure = _mean(at["test"], at["accuracy"])
-    return Example("own data: late rides", False, at["made"], lambda: nn.Linear(4, 2), measure)
+    return Example(at["made"], lambda: nn.Linear(4, 2), measure)
 
 
 def households() -> Example:
     """examples/first_run.py."""
     at = _script("first_run")
     measure = lambda model: at["squared_error"](model)["squared error"]  # noqa: E731
-    return Example("first_run: the next hour; squared error", True, at["made"], _again(at["model"]), measure)
+    return Example(at["made"], _again(at["model"]), measure)
 
 
 def text() -> Example:
     """examples/text_classification.py."""
     at = _script("text_classification")
-    return Example("text classification", False, at["made"], lambda: nn.Linear(at["BUCKETS"], 3),
+    return Example(at["made"], lambda: nn.Linear(at["BUCKETS"], 3),
                    _mean(at["test"], at["accuracy"]))  # fmt: skip
 
 
@@ -138,14 +137,14 @@ def recommender() -> Example:
     """examples/recommender.py."""
     at = _script("recommender")
     error = _mean(at["test"], at["square"])
-    return Example("recommender; error in stars", True, at["made"], at["Films"], lambda model: error(model) ** 0.5)
+    return Example(at["made"], at["Films"], lambda model: error(model) ** 0.5)
 
 
 def regression() -> Example:
     """examples/table_regression.py."""
     at = _script("table_regression")
     error = _mean(at["test"], at["square"])
-    return Example("table regression; error in minutes", True, at["made"], at["Minutes"],
+    return Example(at["made"], at["Minutes"],
                    lambda model: 20 * error(model) ** 0.5)  # fmt: skip
 
 
@@ -156,14 +155,14 @@ def images() -> Example:
     def accuracy(model: nn.Module) -> float:
         return float((model(at["test_images"]).argmax(dim=1) == at["test_labels"]).double().mean())
 
-    return Example("example-level images", False, at["made"], _again(at["model"]), accuracy)
+    return Example(at["made"], _again(at["model"]), accuracy)
 
 
 def lora() -> Example:
     """examples/adapters.py."""
     at = _script("adapters")
     perplexity = cl.Perplexity(at["others"])
-    return Example("LoRA on a language model; perplexity", True, at["made"],
+    return Example(at["made"],
                    lambda: at["get_peft_model"](copy.deepcopy(at["base"]), at["lora"]),
                    lambda model: perplexity(model)["perplexity"])  # fmt: skip
 
@@ -246,6 +245,9 @@ def ways(part: str, rate: float, rounds: int, example_level: bool) -> dict[str, 
     return found
 
 
+LOWER = ("first_run", "recommender", "regression", "lora")  # tasks where a lower number is better
+
+
 @cache
 def example(name: str) -> Example:
     """The task, made once in a process."""
@@ -303,10 +305,51 @@ def work(wanted: argparse.Namespace) -> None:
                       f"{time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
 
 
+# ---------------------------------------------------------------- tables
+
+
+def tables(out: Path) -> str:
+    """All tasks against SGD and its grid; what each client rate and each start of the clip reached; 95% intervals."""
+    found: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
+    for one in map(json.loads, recording.lines_of(out)):
+        found.setdefault((one["task"], one["way"]), {})[one["seed"]] = one
+
+    def values(task: str, way: str, which: str = "returned") -> dict[int, float]:
+        return {seed: one[which] for seed, one in found.get((task, way), {}).items()}
+
+    def mean(of: dict[int, float]) -> str:
+        return f"{np.mean(list(of.values())):.4g} ({len(of)})" if of else ""
+
+    def gain(a: dict[int, float], b: dict[int, float]) -> str:
+        return "{:+.3g} ({:+.3g} to {:+.3g})".format(*interval(paired(a, b))) if a.keys() & b.keys() else ""
+
+    first, second = [], []
+    for task in EXAMPLES:
+        grid = {way: values(task, way) for of, way in found if of == task and way.startswith("grid")}
+        if not grid:
+            continue
+        best = (min if task in LOWER else max)(grid, key=lambda way: np.mean(list(grid[way].values())))
+        today, now = values(task, "today"), values(task, "now")
+        first.append([task, mean(today), f"{mean(grid[best])}: {best[5:]}",
+                      mean(values(task, "now", "last")), mean(now),
+                      mean(values(task, "now banded", "last")), mean(values(task, "now banded")),
+                      gain(today, now), gain(grid[best], now)])  # fmt: skip
+    for task, way in found:
+        if not way.startswith("grid") and way not in ("today", "now", "now banded"):
+            usual = values(task, way.removesuffix(" search"))
+            search = gain(usual, values(task, way)) if way.endswith(" search") else ""
+            second.append([task, way, mean(values(task, way, "last")), mean(values(task, way)), search])
+    head = ("task (seeds)", "today", "best of the grid: client, server rate", "now, last", "now", "banded, last",
+            "banded", "now - today", "now - best")  # fmt: skip
+    return f"{recording.table(head, first)}\n\n" + recording.table(
+        ("task", "way (seeds)", "last", "returned", "search - without"), second
+    )
+
+
 def main() -> None:
     """Run or show."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "work"))
+    parser.add_argument("what", choices=("run", "work", "table"))
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--processes", type=int, default=1)
@@ -315,6 +358,8 @@ def main() -> None:
     wanted = parser.parse_args()
     if wanted.what == "work":
         work(wanted)
+    elif wanted.what == "table":
+        print(tables(wanted.out))
     else:
         recording.in_processes(wanted.processes, wanted.seconds, wanted.out)
 

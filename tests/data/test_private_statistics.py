@@ -227,6 +227,8 @@ def test_budgets_that_statistics_have_spent_are_refused():
         (lambda s: s.moments(PEOPLE, {"agee": (0, 1)}, noise_multiplier=1), "ranges name 'agee', .* mean 'age'"),
         (lambda s: s.moments(PEOPLE, {"age": (5, 5)}, noise_multiplier=1), "high of 'age'=5 must be .* above 5"),
         (lambda s: s.moments(PEOPLE, {"age": (0, math.inf)}, noise_multiplier=1), "high of 'age'=inf"),
+        (lambda s: s.moments(PEOPLE, {"age": 5}, noise_multiplier=1), r"ranges\['age'\]='int' must be \(low, high\)"),
+        (lambda s: s.moments(PEOPLE, {}, noise_multiplier=1), "a dict with at least 1 field"),
         (lambda s: s.moments(PEOPLE, AGES, noise_multiplier=0), "noise_multiplier=0 must be a finite number above 0"),
         (lambda s: s.ranges(PEOPLE, AGES, noise_multiplier=1, quantiles=(0.9, 0.1)), r"quantiles\[1\]=0.1 must be"),
         (lambda s: s.vocabulary([1, 2], ["a"], noise_multiplier=1), "values are 1 but user_ids are 2"),
