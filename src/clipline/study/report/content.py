@@ -216,7 +216,7 @@ def _scale(runs: Sequence[ReportedRun]) -> str:
     if len(runs) != 1:
         seeds = {seed for run in runs if (seed := run.setting("seed")) is not None and run.of_study}
         shared = _shared(
-            [{"": run.task, "data": run.about.get("data_source") or run.about.get("data")} for run in runs]
+            [{"": run.task, "data": str(run.about.get("data_source") or run.about.get("data") or "")} for run in runs]
         )
         named = [f"{what} {name}".strip() for what, name in shared.items() if name]
         return ", ".join([*named, f"{len(runs)} runs", *([f"{len(seeds)} seeds"] if len(seeds) > 1 else [])])
