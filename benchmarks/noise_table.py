@@ -2,7 +2,7 @@
 
 Peer: the paper's server (SGD with momentum) with independent noise, untuned and as the best of a grid.
 
-python benchmarks/noise_table.py prepare --shared ../shared/data        # once: two data sets, into .stores/noise
+python benchmarks/noise_table.py prepare --shared ../shared/data        # once: three data sets, into .stores/noise
 python benchmarks/noise_table.py run [--device cuda] [--processes 8] [--tasks H,E] [--seconds 300]
 python benchmarks/noise_table.py table                                  # docs/howto/noise.md's table and picture
 
@@ -13,16 +13,13 @@ paired: the same seed has the same cohort stream and the same first weights in e
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
-import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,17 +63,18 @@ class Loaded(NamedTuple):
     batch_size: int
     reduction: str = "mean"
     row_fields: Mapping[str, Any] | None = None
+    precision: str = "float32"  # on a GPU
 
 
-COHORTS = {"H": 100, "M": 300, "E": 150, "V": 150, "S": 150, "C": 1000, "L": 1000}
+COHORTS = {"H": 100, "M": 300, "E": 150, "V": 150, "S": 150, "C": 300, "L": 150}
 TITLES = {
     "H": "handwriting, 10,000 writers, 100 a round",
     "M": "README's main job, 40,000 writers, 300 a round",
     "E": "EMNIST, 10,000 users, perceptron, 150 a round",
     "V": "EMNIST, 10,000 users, CNN, 150 a round",
     "S": "tags (CiteULike), 150 a round; recall at 5",
-    "C": "EMNIST-CR's model (1.2M parameters), 50,000 drawn writers of 20 images, 1,000 a round",
-    "L": "SO-LR's model (5M parameters), 20,000 drawn users, 1,000 a round; recall at 5",
+    "C": "EMNIST-CR's model (1.2M parameters, bf16), 20,000 drawn writers of 20 images, 300 a round",
+    "L": "SO-LR's model (5M parameters), CiteULike, 150 a round; recall at 5",
 }
 SAME_SERVER = ("before", "grid")
 
@@ -118,6 +116,19 @@ def prepare(shared: Path, to: Path) -> None:
     test = np.flatnonzero(useful & raw["item_is_test"].astype(bool))
     np.savez_compressed(
         to / "tags.npz", owner=owner[kept], item=item[kept], words=words, tags=tags, test=test,
+    )  # fmt: skip
+    sys.path.append(str(HERE.parent / "studies" / "data"))
+    import convert_texts
+
+    splits, _ = convert_texts.articles(shared / "stackoverflow_lr", 0)
+    chunks = [*splits["train"], *((np.full(len(owner), -1), fields) for owner, fields in splits["test"])]
+    owner = np.concatenate([owner for owner, _ in chunks])
+    fields = {name: np.concatenate([fields[name] for _, fields in chunks]) for name in chunks[0][1]}
+    whole = np.concatenate([np.ascontiguousarray(field).view(np.uint8) for field in fields.values()], axis=1)
+    _, first, item = np.unique(whole.view(f"V{whole.shape[1]}").ravel(), return_index=True, return_inverse=True)
+    np.savez_compressed(
+        to / "articles.npz", owner=owner[owner >= 0], item=item[owner >= 0], test=np.unique(item[owner < 0]),
+        **{name: field[first] for name, field in fields.items()},
     )  # fmt: skip
 
 
@@ -190,9 +201,14 @@ def seeded(make: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
 def loaded(task: str, stores: Path) -> Loaded:
     """The task's data in this process."""
     import clipline as cl
+    from clipline.tasks import initialised
 
     def accuracy(x: torch.Tensor, y: torch.Tensor) -> Callable[[nn.Module], float]:
-        return lambda model: float((model(x.to(where(model))).argmax(dim=1).cpu() == y).double().mean())
+        def right(model: nn.Module) -> float:
+            parts = x.to(where(model)).split(4000)  # not all at once: the network of 1.2M parameters is large inside
+            return float((torch.cat([model(part).argmax(dim=1) for part in parts]).cpu() == y).double().mean())
+
+        return right
 
     if task in ("E", "V"):
         data = np.load(stores / "emnist.npz")
@@ -218,15 +234,28 @@ def loaded(task: str, stores: Path) -> Loaded:
         return Loaded(at.population, at.make, at.loss, lambda model: float(at.evaluate(model)["accuracy"]), 20)
     if task == "C":
         from clipline.tasks.handwriting import writers_population
+        from clipline_paper.tasks import emnist_cr
 
-        own = cl.task_named("emnist_cr")
-        at = own.load(replace(own.settings, data="stand-in", population_size=100, test_users=100))
-        people = replace(writers_population(0, 50_000, 62, mean_examples=20), user_ids=np.arange(50_000))
-        return Loaded(people, at.make, at.loss, lambda model: float(at.evaluate(model)["accuracy"]), 20)
-    own = cl.task_named("so_lr")
-    at = own.load(replace(own.settings, data="stand-in", population_size=20_000, test_users=100))
-    measure = lambda model: float(at.evaluate(model)["recall_at_5"])  # noqa: E731
-    return Loaded(at.population, at.make, at.loss, measure, 100, at.reduction, at.row_fields)
+        people = replace(writers_population(0, 20_000, 62, mean_examples=20), user_ids=np.arange(20_000))
+        test = writers_population(10_000_000, 200, 62, mean_examples=20)  # others
+        pixels, labels = torch.from_numpy(test.fields["pixels"]), torch.from_numpy(test.fields["labels"]).long()
+        make = partial(initialised, emnist_cr.CharacterNet)
+        return Loaded(people, make, emnist_cr.loss, accuracy(pixels, labels), 20, precision="bf16")
+    from clipline_paper.tasks import so_lr
+
+    data = np.load(stores / "articles.npz")
+    item, held = data["item"], torch.from_numpy(data["test"])
+    fields = {name: data[name] for name in ("words", "weights", "tags")}
+    people = cl.Population.from_arrays(data["owner"], **{name: field[item] for name, field in fields.items()})
+    words, weights, tags = (torch.from_numpy(field)[held] for field in fields.values())
+
+    def recall_at_5(model: nn.Module) -> float:
+        scores = model(words.to(where(model)), weights.to(where(model))).cpu()
+        true = so_lr.multi_hot(tags, scores)
+        return float(true.gather(1, scores.topk(5, dim=1).indices).sum() / true.sum())
+
+    make = partial(initialised, so_lr.TagRegression)
+    return Loaded(people, make, so_lr.loss, recall_at_5, 100, reduction="sum", row_fields={"tags.weight": "words"})
 
 
 # ---------------------------------------------------------------- runs
@@ -247,7 +276,8 @@ def training(job: Job, seed: int, task: Loaded, device: str) -> Any:
         rounds=ROUNDS, cohort_size=COHORTS[job.task],
         local=cl.LocalSGD(lr=job.client_rate, batch_size=task.batch_size, reduction=task.reduction),
         privacy=cl.Privacy(epsilon=job.epsilon, population_size=len(task.population)),
-        compute=cl.Compute(device=device, workers=1, row_fields=task.row_fields or {},
+        compute=cl.Compute(device=device, workers=1, precision=task.precision if device == "cuda" else "float32",
+                           row_fields=task.row_fields or {},
                            fast=cl.FastParts(compiled_steps="never")),
         seed=1000 + seed, **more,
     )  # fmt: skip
@@ -289,38 +319,22 @@ def jobs(tasks: list[str]) -> list[Job]:
     return list(dict.fromkeys(found))
 
 
-def work(wanted: argparse.Namespace, until: float) -> None:
+def work(wanted: argparse.Namespace) -> None:
     """Take one job after the other off the list that all processes share."""
     torch.set_num_threads(1)
-    taken = Path(f"{wanted.out}.taken")
     for job in jobs(wanted.tasks.split(",")):
-        if time.time() > until:
+        if recording.time_is_up():
             return
-        with taken.open("a+", encoding="utf-8") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            held.seek(0)
-            name = job.key(-1)
-            if name in held.read().splitlines():
-                continue
-            held.write(name + "\n")
-        done = _keys(wanted.out)
+        done = {json.loads(line)["key"] for line in recording.lines_of(wanted.out)}
         seeds = [seed for seed in range(wanted.seeds) if job.key(seed) not in done]
-        begun = time.time()
-        if not seeds:
+        if not seeds or not recording.take(wanted.out, job.key(-1)):
             continue
+        begun = time.time()
         try:
-            for line in lines(job, seeds, loaded(job.task, wanted.stores), wanted.device):
-                with wanted.out.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+            recording.append(wanted.out, list(lines(job, seeds, loaded(job.task, wanted.stores), wanted.device)))
             print(f"{job}: {time.time() - begun:.1f} s", flush=True)
         except Exception as error:  # the other jobs go on
             print(f"{job} failed: {type(error).__name__}: {error}", flush=True)
-
-
-def _keys(out: Path) -> set[str]:
-    return (
-        {json.loads(line)["key"] for line in out.read_text(encoding="utf-8").splitlines()} if out.is_file() else set()
-    )
 
 
 # ---------------------------------------------------------------- table and picture
@@ -499,15 +513,9 @@ def main() -> None:
     elif wanted.what == "table":
         table(wanted)
     elif wanted.what == "work":
-        work(wanted, float(os.environ["UNTIL"]))
+        work(wanted)
     else:
-        Path(f"{wanted.out}.taken").unlink(missing_ok=True)
-        others = {**os.environ, "UNTIL": str(time.time() + wanted.seconds), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, "work", *sys.argv[2:]]
-        running = [subprocess.Popen(command, env=others) for _ in range(wanted.processes)]
-        for process in running:
-            process.wait()
-        Path(f"{wanted.out}.taken").unlink(missing_ok=True)
+        recording.in_processes(wanted.processes, wanted.seconds, wanted.out)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import os
 import platform
 import re
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,3 +70,47 @@ def write_section(folder: Path, title: str, body: str) -> Path:
 def command_line() -> str:
     """The command that is running, as a reader would repeat it."""
     return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *(a for a in sys.argv[1:] if a != "--record")])
+
+
+def in_processes(count: int, seconds: float, out: Path) -> None:
+    """The running script again, `work` in the place of `run`, in so many processes that share one list of jobs."""
+    taken(out).unlink(missing_ok=True)
+    environment = {**os.environ, "UNTIL": str(time.time() + seconds), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, sys.argv[0], "work", *sys.argv[2:]]
+    running = [subprocess.Popen(command, env=environment) for _ in range(count)]
+    for process in running:
+        process.wait()
+    taken(out).unlink(missing_ok=True)
+
+
+def time_is_up() -> bool:
+    """Whether a process of `in_processes` should begin no other job."""
+    return time.time() > float(os.environ["UNTIL"])
+
+
+def taken(out: Path) -> Path:
+    """The jobs that some process has begun."""
+    return Path(f"{out}.taken")
+
+
+def take(out: Path, job: str) -> bool:
+    """Whether no other process has taken this job before."""
+    with taken(out).open("a+", encoding="utf-8") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        held.seek(0)
+        if job in held.read().splitlines():
+            return False
+        held.write(job + "\n")
+    return True
+
+
+def append(out: Path, lines: Sequence[str]) -> None:
+    """Add lines to a file that other processes add to as well."""
+    with out.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write("".join(line + "\n" for line in lines))
+
+
+def lines_of(out: Path) -> list[str]:
+    """The lines of a file that may not be there yet."""
+    return out.read_text(encoding="utf-8").splitlines() if out.is_file() else []

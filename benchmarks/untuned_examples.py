@@ -2,12 +2,12 @@
 
 Peer: SGD with momentum at the server, untuned (rate 1) and at nine pairs of client and server rates.
 
-python benchmarks/untuned_examples.py run [--tasks text,recommender] [--seeds 5] [--seconds 600]
-python benchmarks/untuned_examples.py table                             # docs/howto/noise.md
+python benchmarks/untuned_examples.py run [--processes 15] [--parts starts,recommender] [--seeds 10] [--seconds 600]
+python benchmarks/untuned_examples.py table                             # what docs/howto/noise.md shows
 
 Tasks are the examples of the repository and of docs/howto/own_data.md, with their data, models and own client rates r.
-All runs of a seed train side by side, on one core. A run is a line of `results/untuned/examples.jsonl`; what is there
-already is not run again. `lora` needs the extra `adapters`.
+A job is a part of one task and one seed; its runs train side by side, on one core. A run is a line of `--out`, by
+default results/untuned/examples.jsonl; what is there already is not run again. `lora` needs the extra `adapters`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import recording
 import torch
+from noise_table import interval, paired
 from torch import nn
 
 import clipline as cl
@@ -42,8 +45,6 @@ Measure = Callable[[nn.Module], float]
 class Example(NamedTuple):
     """One task: what it trains on, how a model is made anew, and what is measured of it."""
 
-    title: str
-    lower: bool  # whether a lower number is better
     training: dict[str, Any]  # arguments of the example's own training
     model: Callable[[], nn.Module]
     measure: Measure
@@ -115,20 +116,20 @@ def own_data() -> Example:
     training = next(block for block in blocks if "training = cl.Training(" in block)
     at = caught(table + people + split + training)
     measure = _mean(at["test"], at["accuracy"])
-    return Example("own data: late rides", False, at["made"], lambda: nn.Linear(4, 2), measure)
+    return Example(at["made"], lambda: nn.Linear(4, 2), measure)
 
 
 def households() -> Example:
     """examples/first_run.py."""
     at = _script("first_run")
     measure = lambda model: at["squared_error"](model)["squared error"]  # noqa: E731
-    return Example("first_run: the next hour; squared error", True, at["made"], _again(at["model"]), measure)
+    return Example(at["made"], _again(at["model"]), measure)
 
 
 def text() -> Example:
     """examples/text_classification.py."""
     at = _script("text_classification")
-    return Example("text classification", False, at["made"], lambda: nn.Linear(at["BUCKETS"], 3),
+    return Example(at["made"], lambda: nn.Linear(at["BUCKETS"], 3),
                    _mean(at["test"], at["accuracy"]))  # fmt: skip
 
 
@@ -136,14 +137,14 @@ def recommender() -> Example:
     """examples/recommender.py."""
     at = _script("recommender")
     error = _mean(at["test"], at["square"])
-    return Example("recommender; error in stars", True, at["made"], at["Films"], lambda model: error(model) ** 0.5)
+    return Example(at["made"], at["Films"], lambda model: error(model) ** 0.5)
 
 
 def regression() -> Example:
     """examples/table_regression.py."""
     at = _script("table_regression")
     error = _mean(at["test"], at["square"])
-    return Example("table regression; error in minutes", True, at["made"], at["Minutes"],
+    return Example(at["made"], at["Minutes"],
                    lambda model: 20 * error(model) ** 0.5)  # fmt: skip
 
 
@@ -154,14 +155,14 @@ def images() -> Example:
     def accuracy(model: nn.Module) -> float:
         return float((model(at["test_images"]).argmax(dim=1) == at["test_labels"]).double().mean())
 
-    return Example("example-level images", False, at["made"], _again(at["model"]), accuracy)
+    return Example(at["made"], _again(at["model"]), accuracy)
 
 
 def lora() -> Example:
     """examples/adapters.py."""
     at = _script("adapters")
     perplexity = cl.Perplexity(at["others"])
-    return Example("LoRA on a language model; perplexity", True, at["made"],
+    return Example(at["made"],
                    lambda: at["get_peft_model"](copy.deepcopy(at["base"]), at["lora"]),
                    lambda model: perplexity(model)["perplexity"])  # fmt: skip
 
@@ -204,92 +205,163 @@ class SearchingClip(cl.QuantileClip):
 # ---------------------------------------------------------------- runs
 
 
-def ways(rate: float, example_level: bool, adaptive: bool, short: bool) -> dict[str, dict[str, Any]]:
-    """Name to the arguments in which a training differs from the example's own; `short`: servers and grid alone."""
-    today = cl.ServerSGD(momentum=0.0) if example_level else cl.ServerSGD()
+PARTS = {
+    "starts": ("text", "first_run", "regression"),  # the start of the clip, with and without the faster search
+    "recommender": ("recommender",),  # why it does worse: the grid, longer trainings, other lengths
+    "grid": ("own_data", "text", "first_run", "regression", "images"),
+    "far": ("own_data", "text", "first_run", "regression", "recommender", "images"),
+    "lora": ("lora",),  # the grid
+}
+
+
+def ways(part: str, rate: float, rounds: int, example_level: bool) -> dict[str, dict[str, Any]]:
+    """Name to the arguments in which a training differs from the example's own."""
+    today = {"server": cl.ServerSGD(momentum=0.0) if example_level else cl.ServerSGD()}
     now = {"server": cl.ServerNormalised()}
     banded = now if example_level else {**now, "noise": cl.BandedNoise()}  # refused where n is declared for examples
-    found: dict[str, dict[str, Any]] = {"today": {"server": today}, "now": now, "now banded": banded}
+    found: dict[str, dict[str, Any]] = {}
+    if part == "starts":
+        for start in STARTS:
+            for search, clip in (("", cl.QuantileClip(start=start)), (" search", SearchingClip(start=start))):
+                found[f"start {start:g}{search}"] = {**now, "clip": clip}
+                found[f"start {start:g} banded{search}"] = {**banded, "clip": clip}
+                found[f"start {start:g} today{search}"] = {**today, "clip": clip}
+        return found
+    if part == "far":
+        for factor in FAR:
+            found[f"now {factor:g} r"] = {**now, "rate": factor * rate}
+            found[f"today {factor:g} r"] = {**today, "rate": factor * rate}
+        return found
+    found = {"today": today, "now": now, "now banded": banded}
     for client in CLIENT_FACTORS:
         for server in SERVER_RATES:
             found[f"grid {client:.3g} {server:g}"] = {"server": cl.ServerSGD(server), "rate": client * rate}
-    if short:
-        return found
-    for factor in FAR:
-        found[f"now {factor:g} r"] = {**now, "rate": factor * rate}
-        found[f"today {factor:g} r"] = {"server": today, "rate": factor * rate}
-    for start in STARTS if adaptive else ():
-        for search, clip in (("", cl.QuantileClip(start=start)), (" search", SearchingClip(start=start))):
-            found[f"start {start:g}{search}"] = {**now, "clip": clip}
-            found[f"start {start:g} banded{search}"] = {**banded, "clip": clip}
-            found[f"start {start:g} today{search}"] = {"server": today, "clip": clip}
+    if part == "recommender":
+        for longer in (2, 4):  # at the same epsilon
+            for name, changes in (("today", today), ("now", now), ("now banded", banded)):
+                found[f"{name} {longer} T"] = {**changes, "rounds": longer * rounds}
+        for factor in (0.5, 2.0, 4.0):  # not to choose the rate by, but to see what it lacks
+            found[f"now {factor:g} a"] = {"server": cl.ServerNormalised(factor * 0.37 / math.sqrt(rounds))}
     return found
 
 
-def runs(name: str, seed: int, done: set[str], short: bool) -> list[dict[str, Any]]:
-    """Every way that is not done yet, of one seed and side by side."""
-    at = EXAMPLES[name]()
+LOWER = ("first_run", "recommender", "regression", "lora")  # tasks where a lower number is better
+
+
+@cache
+def example(name: str) -> Example:
+    """The task, made once in a process."""
+    return EXAMPLES[name]()
+
+
+def runs(part: str, name: str, seed: int, done: set[str]) -> list[str]:
+    """Every way of the part that is not done yet, of one seed and side by side: a line of JSON each."""
+    at = example(name)
     own = {key: value for key, value in at.training.items() if key not in ("model", "seed", "server")}
     local, people = own.pop("local"), own["population"]
     own["compute"] = cl.Compute(device="cpu", workers=1)
-    adaptive = not isinstance(own.get("clip"), cl.FixedClip)
-    asked = ways(local.lr, people.example_level, adaptive, short)
+    asked = ways(part, local.lr, own["rounds"], people.example_level)
     found = [(way, changes) for way, changes in asked.items() if f"{name} {way} {seed}" not in done]
     trainings = []
     for _, changes in found:
-        changes = dict(changes)
+        options = {**own, **changes}
         torch.manual_seed(seed)
-        part = replace(local, lr=changes.pop("rate", local.lr))
-        loss, population = own["loss"], own["population"]
-        options = {key: value for key, value in own.items() if key not in ("loss", "population")}
+        rate, loss, population = options.pop("rate", local.lr), options.pop("loss"), options.pop("population")
         trainings.append(
-            cl.Training(at.model(), loss, population, local=part, seed=1000 + seed, **{**options, **changes})
+            cl.Training(at.model(), loss, population, local=replace(local, lr=rate), seed=1000 + seed, **options)
         )
-    if not trainings:
-        return []
     lines = []
     for (way, _), made, result in zip(found, trainings, cl.run_together(trainings), strict=True):
         with torch.no_grad():
             values = {"last": at.measure(result.last), "returned": at.measure(result.model)}
+            if result.averaged is not None:
+                values["averaged"] = at.measure(result.averaged)
         about = {"key": f"{name} {way} {seed}", "task": name, "way": way, "seed": seed, "rate": made.local.lr}
         of = {"bands": getattr(made.noise, "bands", 1), "noise_norm": made.noise_norm, "clip": result.reports[-1].clip}
-        lines.append({**about, **values, **of})
+        lines.append(json.dumps({**about, **values, **of}))
     return lines
 
 
-def run(wanted: argparse.Namespace) -> None:
-    """The seeds of every task in turn, until the time is up."""
+def work(wanted: argparse.Namespace) -> None:
+    """Take one job after the other off the list that all processes share: all seeds of a part before the next part."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    until = time.monotonic() + wanted.seconds
-    for seed in range(wanted.seeds):
-        for name in wanted.tasks.split(","):
-            if time.monotonic() > until:
-                return
-            done = {one["key"] for one in _lines(wanted.out)}
-            begun, spent = time.monotonic(), time.process_time()
-            lines = runs(name, seed, done, wanted.short)
-            with wanted.out.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(line) + "\n" for line in lines)
-            print(f"{name} {seed}: {len(lines)} runs, {time.process_time() - spent:.0f} s of one core, "
-                  f"{time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
+    for part in wanted.parts.split(","):
+        for seed in range(wanted.seeds):
+            for name in PARTS[part]:
+                if recording.time_is_up():
+                    return
+                if not recording.take(wanted.out, f"{part} {name} {seed}"):
+                    continue
+                done = {json.loads(line)["key"] for line in recording.lines_of(wanted.out)}
+                begun, spent = time.monotonic(), time.process_time()
+                try:
+                    lines = runs(part, name, seed, done)
+                except Exception as error:  # the other jobs go on
+                    print(f"{part} {name} {seed} failed: {type(error).__name__}: {error}", flush=True)
+                    continue
+                recording.append(wanted.out, lines)
+                print(f"{part} {name} {seed}: {len(lines)} runs, {time.process_time() - spent:.0f} s of one core, "
+                      f"{time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
 
 
-def _lines(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.is_file() else []
+# ---------------------------------------------------------------- tables
+
+
+def tables(out: Path) -> str:
+    """All tasks against SGD and its grid; what each client rate and each start of the clip reached; 95% intervals."""
+    found: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
+    for one in map(json.loads, recording.lines_of(out)):
+        found.setdefault((one["task"], one["way"]), {})[one["seed"]] = one
+
+    def values(task: str, way: str, which: str = "returned") -> dict[int, float]:
+        return {seed: one[which] for seed, one in found.get((task, way), {}).items()}
+
+    def mean(of: dict[int, float]) -> str:
+        return f"{np.mean(list(of.values())):.4g} ({len(of)})" if of else ""
+
+    def gain(a: dict[int, float], b: dict[int, float]) -> str:
+        return "{:+.3g} ({:+.3g} to {:+.3g})".format(*interval(paired(a, b))) if a.keys() & b.keys() else ""
+
+    first, second = [], []
+    for task in EXAMPLES:
+        grid = {way: values(task, way) for of, way in found if of == task and way.startswith("grid")}
+        if not grid:
+            continue
+        best = (min if task in LOWER else max)(grid, key=lambda way: np.mean(list(grid[way].values())))
+        today, now = values(task, "today"), values(task, "now")
+        first.append([task, mean(today), f"{mean(grid[best])}: {best[5:]}",
+                      mean(values(task, "now", "last")), mean(now),
+                      mean(values(task, "now banded", "last")), mean(values(task, "now banded")),
+                      gain(today, now), gain(grid[best], now)])  # fmt: skip
+    for task, way in found:
+        if not way.startswith("grid") and way not in ("today", "now", "now banded"):
+            usual = values(task, way.removesuffix(" search"))
+            search = gain(usual, values(task, way)) if way.endswith(" search") else ""
+            second.append([task, way, mean(values(task, way, "last")), mean(values(task, way)), search])
+    head = ("task (seeds)", "today", "best of the grid: client, server rate", "now, last", "now", "banded, last",
+            "banded", "now - today", "now - best")  # fmt: skip
+    return f"{recording.table(head, first)}\n\n" + recording.table(
+        ("task", "way (seeds)", "last", "returned", "search - without"), second
+    )
 
 
 def main() -> None:
     """Run or show."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("what", choices=("run", "work", "table"))
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--tasks", default=",".join(EXAMPLES))
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--short", action="store_true", help="leave out other client rates and starts of the clip")
     wanted = parser.parse_args()
-    run(wanted)
+    if wanted.what == "work":
+        work(wanted)
+    elif wanted.what == "table":
+        print(tables(wanted.out))
+    else:
+        recording.in_processes(wanted.processes, wanted.seconds, wanted.out)
 
 
 if __name__ == "__main__":

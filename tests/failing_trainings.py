@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import clipline as cl
-from clipline.engine.client_rate import DivergingRateWarning
+from clipline.engine.trial_warnings import DivergingRateWarning
 
 USERS, TESTERS, EXAMPLES, FEATURES, CLASSES = 600, 200, 8, 12, 5
 
@@ -91,38 +91,20 @@ def linear(outputs: int = CLASSES) -> nn.Module:
 
 
 def trained(
-    data: Data | None = None,
-    model: nn.Module | None = None,
-    *,
-    loss: Any = cross_entropy,
-    metric: Any = accuracy,
-    rounds: int = 40,
-    cohort: int = 60,
-    client_lr: float = 0.3,
-    server: Any = None,
-    clip: Any = None,
-    z: float = 0.3,
-    every: int = 5,
-    seed: int = 3,
+    data: Data | None = None, model: nn.Module | None = None, *, loss: Any = cross_entropy, metric: Any = accuracy,
+    rounds: int = 40, client_lr: float = 0.3, server: Any = None, clip: Any = None, z: float = 0.3, every: int = 5,
     **privacy: Any,
-) -> cl.TrainResult:
+) -> cl.TrainResult:  # fmt: skip
     """A short training with settings that work, but for what is given."""
     data = classes() if data is None else data
     torch.set_num_threads(1)
     with warnings.catch_warnings():  # the page is about what is found afterwards
         warnings.simplefilter("ignore", DivergingRateWarning)
         training = cl.Training(
-            network() if model is None else model,
-            loss,
-            data.train,
-            rounds=rounds,
-            cohort_size=cohort,
-            local=cl.LocalSGD(lr=client_lr, batch_size=8),
-            clip=clip,
+            network() if model is None else model, loss, data.train, rounds=rounds, cohort_size=60, clip=clip, seed=3,
             server=cl.ServerSGD(1.0, momentum=0.5) if server is None else server,
-            privacy=cl.Privacy(noise_multiplier=z, **privacy),
-            seed=seed,
-        )
+            local=cl.LocalSGD(lr=client_lr, batch_size=8), privacy=cl.Privacy(noise_multiplier=z, **privacy),
+        )  # fmt: skip
     evaluate = cl.Evaluate(data.test, metric, every=every)
     evaluate.reads_guarantee = False  # accounting takes longer than these rounds
     return training.run([evaluate])

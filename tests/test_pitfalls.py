@@ -13,13 +13,13 @@ from samples import (
     one_round,
     population_of,
     request,
-    rows_of,
     small_population,
     summed,
+    without,
 )
 
-from clipline import Evaluate, FixedClip, LocalAdam, LocalSGD, Population, QuantileClip, SettingError
-from clipline.engine.value_ranges import ValueRangeWarning
+from clipline import Evaluate, FixedClip, LocalSGD, Population, QuantileClip, SettingError
+from clipline.engine.trial_warnings import ValueRangeWarning
 from clipline.federated.clipping import ClippedSum
 from clipline.privacy.events import GaussianEvent, PoissonSampling
 from clipline.random.streams import Streams
@@ -64,9 +64,8 @@ def test_pitfall_accountant_fed_z_delta_instead_of_z():
 def test_pitfall_unnoised_side_channels():
     """A report holds released numbers and held-out metrics; what is not released says so in its name."""
     result = training().run([Evaluate(lambda model: {"accuracy": 0.5}, every=1)])
-    assert " ".join(vars(result.reports[0])) == (
-        "round_index clip fraction_within account_now accounted metrics unprivate_seconds"
-    )
+    names = "round_index clip fraction_within account_now accounted metrics unprivate_seconds"
+    assert set(vars(result.reports[0])) == set(names.split())
     noiseless = training(noise_multiplier=0.0).run()
     # With noise the reported fraction is not the true one, which is a multiple of 1/20 shifted by the cohort.
     fractions = np.array([report.fraction_within for report in result.reports]) * 40
@@ -139,15 +138,6 @@ def private_sum(made, ids, round_index=0, clip=0.05):
     return summed(made, made.problem.model.initial + 0.1, users, round_index, clip)
 
 
-def without(population, user):
-    """The same users with the same data but for one who is gone."""
-    owners = np.repeat(population.user_ids, np.diff(population.offsets))
-    kept = owners != user
-    fields = {name: field[kept] for name, field in population.fields.items()}
-    known = population.user_ids[population.user_ids != user]
-    return Population.from_arrays(owners[kept], known_users=known, **fields)
-
-
 @pytest.mark.parametrize("engine", ["one-by-one", "stacked"])
 def test_pitfall_position_is_not_identity(engine):
     """A user who is not even sampled goes: nothing about the others' batches or dropout may change."""
@@ -192,59 +182,6 @@ def test_pitfall_a_norm_rounded_by_company(engine):
         for clip, bit in ((norm, 0.5), (math.nextafter(norm, 0.0), -0.5)):
             counts = [float(summed(made, params, users, clip=clip)[-1]) for users in cohorts]
             assert counts == [bit * len(users) for users in cohorts]
-
-
-class OfASlice(torch.nn.Module):
-    """Reads sixteen of its 75 numbers from the `begin`th on, by a layer that may be frozen."""
-
-    def __init__(self, frozen, begin, hidden):
-        super().__init__()
-        self.begin = begin
-        self.first, self.second = torch.nn.Linear(16, hidden), torch.nn.Linear(hidden, 3)
-        self.first.requires_grad_(not frozen)
-
-    def forward(self, x):
-        return self.second(torch.tanh(self.first(x[:, self.begin : self.begin + 16])))
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_pitfall_a_product_rounded_by_the_users_place(frozen):
-    """A slice, however wide, lies where it lies; and a product over all users' rows is rounded by their number."""
-    for seed in range(12):
-        rng = np.random.default_rng(seed)
-        sizes = rng.integers(1, 24, 13)
-        x = rng.normal(size=(sizes.sum(), 75)).astype(np.float32)
-        people = Population.from_arrays(np.repeat(np.arange(13), sizes), x=x, y=rng.integers(0, 3, len(x)))
-        torch.manual_seed(seed)
-        model = OfASlice(frozen, int(rng.integers(1, 9)), int(rng.integers(3, 70)))
-        local = LocalSGD(5.0, int(rng.integers(3, 20)), 2)
-        made = training(people, model, engine="stacked", population_size=13, local=local, cohort_size=13)
-        users = np.arange(13)
-        together = rows_of(made.trainer, users)
-        for left in (0, 6, 12):
-            others = np.delete(users, left)
-            assert torch.equal(rows_of(made.trainer, others), together[others])
-
-
-@pytest.mark.parametrize("kind", ["activation", "optimiser", "activation of single steps"])
-def test_pitfall_the_end_of_an_array_rounded_otherwise(kind):
-    """What is left after whole vector registers has another routine: the last users of a stack got other bits."""
-    alike = {"activation": (1, 20), "optimiser": (51, 4), "activation of single steps": (1, 20)}
-    examples, seeds = alike[kind]
-    for seed in range(seeds):
-        rng = np.random.default_rng(seed)
-        x = np.tile(rng.normal(size=(1, 5)), (64 * examples, 1))
-        people = Population.from_arrays(np.repeat(np.arange(64), examples), x=x, y=np.zeros(len(x), np.int64))
-        torch.manual_seed(seed)
-        model = torch.nn.Sequential(torch.nn.Linear(5, 1), torch.nn.Mish(), torch.nn.Linear(1, 3))
-        local = LocalSGD(1.0, 1, max_examples=1 if "single" in kind else None)
-        if kind == "optimiser":
-            model, local = torch.nn.Linear(5, 3).double(), LocalAdam(0.1, 1)
-        made = training(people, model, population_size=64, local=local, cohort_size=64, engine="auto")
-        assert not made.engine.startswith("one by one")
-        for users in (64, 63, 17, 16, 5):
-            rows = rows_of(made.trainer, np.arange(users))
-            assert torch.equal(rows, rows[:1].expand_as(rows))
 
 
 @pytest.mark.parametrize("engine", ["one-by-one", "stacked"])

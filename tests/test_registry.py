@@ -126,5 +126,5 @@ def test_clipline_works_where_no_package_adds_anything(clipline, monkeypatch):
     assert list(task_entries()) == ["handwriting"]
     assert clipline("data", "list")[1].startswith("table: your own")
     code, _, err = clipline("train", "emnist_cr")
-    assert (code, err) == (2, "error: task='emnist_cr' must be one of handwriting: take handwriting, say\n")
+    assert (code, err) == (2, "error: TASK 'emnist_cr' must be one of handwriting: take handwriting, say\n")
     assert "reproduce" not in clipline("--help")[1]

@@ -116,7 +116,9 @@ def test_a_value_outside_its_limit_gets_the_same_sentence_from_a_file_a_flag_and
         with pytest.raises(SystemExit) as stop:
             main()
         out, err = capsys.readouterr()
-        assert (stop.value.code, out, err) == (2, "", f"error: {sentence}\n")
+        said = sentence if arguments[0] == "--config" else sentence.replace(f"{name}=", f"{SETTINGS[name].flag} ", 1)
+        said = said if said is sentence else said.replace("cohort_size", "--cohort-size")
+        assert (stop.value.code, out, err) == (2, "", f"error: {said}\n")
 
 
 def test_epsilon_or_noise_multiplier_is_decided_in_one_place():

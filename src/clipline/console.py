@@ -13,6 +13,8 @@ import re
 import sys
 import textwrap
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .errors import CliplineError, printable
@@ -46,6 +48,29 @@ def fail(error: BaseException | str) -> None:
     if hint and sys.stderr.isatty() and said.endswith(f": {hint}"):
         said = f"{said.removesuffix(f': {hint}')}\nhint: {hint}"
     tell(f"error: {said}")
+
+
+def aligned(rows: Iterable[tuple[str, str]]) -> str:
+    """Names in a column of their own and texts beside it, a line each."""
+    listed = list(rows)
+    width = max((len(name) for name, _ in listed), default=0)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in listed)
+
+
+@contextmanager
+def spinner(text: str, *, quiet: bool = False) -> Iterator[None]:
+    """Shows the text with the time so far while something is done. Without a terminal it is one line, or none."""
+    if not sys.stderr.isatty():
+        if not quiet:
+            tell(f"{text} ...")
+        yield
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=_console(sys.stderr), transient=True) as shown:
+        shown.add_task(printable(text), total=None)
+        yield
 
 
 def _print(text: str, stream: TextIO) -> None:

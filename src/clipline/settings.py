@@ -51,15 +51,15 @@ class Setting:
     default: Any  # MISSING: a task, a file or a flag has to give it
     help: str
     group: str
-    way_out: str  # the end of the sentence that refuses a value
-    unset: str  # what holds if it is left out, in words, where that is not `default`
-    by_task: bool  # whether tasks have values of their own for it
-    choices: tuple[Any, ...]  # all values there are; with `or_number` those beside numbers
-    or_number: bool
     limits: Mapping[str, float]  # of a number: above, at_least, below, at_most
-    some_tasks: bool  # whether only some tasks have it: None on the others
-    own_check: Callable[[Setting, object], None] | None
-    metavar: str  # what the command line's help calls a text
+    way_out: str = ""  # the end of the sentence that refuses a value
+    unset: str = ""  # what holds if it is left out, in words, where that is not `default`
+    by_task: bool = False  # whether tasks have values of their own for it
+    choices: tuple[Any, ...] = ()  # all values there are; with `or_number` those beside numbers
+    or_number: bool = False
+    some_tasks: bool = False  # whether only some tasks have it: None on the others
+    own_check: Callable[[Setting, object], None] | None = None
+    metavar: str = "TEXT"  # what the command line's help calls a text
 
     @property
     def flag(self) -> str:
@@ -89,28 +89,9 @@ class Setting:
             check_of_kind(self.name, value, **self.limits, way_out=self.way_out)
 
 
-def setting(
-    help: str,
-    group: str,
-    *,
-    default: Any = MISSING,
-    way_out: str = "",
-    unset: str = "",
-    by_task: bool = False,
-    choices: tuple[Any, ...] = (),
-    or_number: bool = False,
-    some_tasks: bool = False,
-    own_check: Callable[[Setting, object], None] | None = None,
-    metavar: str = "TEXT",
-    **limits: float,
-) -> Any:
-    """Declare a field of `Settings`. Its name and type are those of the field."""
-    options = {
-        "help": help, "group": group, "way_out": way_out, "unset": unset, "by_task": by_task, "choices": choices,
-        "or_number": or_number, "limits": limits, "some_tasks": some_tasks, "own_check": own_check,
-        "metavar": metavar,
-    }  # fmt: skip
-    metadata = {"declares": options}
+def setting(help: str, group: str, *, default: Any = MISSING, **options: Any) -> Any:
+    """Declare a field of `Settings`, with what `Setting` says of it. Its name and type are those of the field."""
+    metadata = {"declares": {"help": help, "group": group, **options}}
     return dataclasses.field(default=default, metadata=metadata)  # MISSING is dataclasses' own way to say none
 
 
@@ -388,10 +369,11 @@ def _read_declarations() -> dict[str, Setting]:
     for field in dataclasses.fields(Settings):
         annotation = annotations[field.name]
         kinds = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-        options = field.metadata["declares"]
+        options = dict(field.metadata["declares"])
+        limits = {name: options.pop(name) for name in ("above", "at_least", "below", "at_most") if name in options}
         kind = next(kind for kind in (bool, int, float, str) if kind in kinds)  # a number before the words beside it
         optional = types.NoneType in kinds
-        found[field.name] = Setting(field.name, kind, optional, field.default, **options)
+        found[field.name] = Setting(field.name, kind, optional, field.default, limits=limits, **options)
     return found
 
 

@@ -67,6 +67,7 @@ def _reproduce_plain(what: str, out: Path, seed: int, overwrite: bool) -> None:
 def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, given: dict[str, Any]) -> None:
     from clipline.study import StudyDirectory, StudyProgress, write_report
 
+    from .study.experiments import STAGES
     from .study.recompute import reproduce
 
     for name in (*_OF_PROTOCOL, *_OF_RUNS):
@@ -78,7 +79,9 @@ def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, giv
         raise refuse("user_column", column, "left out where no task is a file of your own", "drop it")
     asked = [_asked(task, scale, data, column, given) for task in tasks]  # all are checked before the first is run
     failed: list[CliplineError] = []
-    for protocol, task, where in asked:
+    names = STAGES.get(what, ("",))
+    stages = [", ".join(filter(None, (protocol.task, name))) for protocol, _, _ in asked for name in names]
+    for place, (protocol, task, where) in enumerate(asked):
         try:
             reproduced = reproduce(
                 what,
@@ -87,7 +90,7 @@ def _reproduce_study(what: str, tasks: Sequence[str], scale: str, out: Path, giv
                 task=task,
                 changes={**changes, "data": where},
                 cluster=cluster,
-                progress=StudyProgress(f"{what} {protocol.task}"),
+                progress=StudyProgress(what, stages, place * len(names), by_call=True),
             )
         except KeyboardInterrupt:
             kept = len(StudyDirectory(out).ids())

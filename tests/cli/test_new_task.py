@@ -95,7 +95,7 @@ def test_classes_are_written_by_name_beside_the_ids(sales, tmp_path):
     assert read_facts(tmp_path / "run")["task"] == "mine/task"  # not "task", as every such file is called
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     shares = {name: value for name, value in last.items() if name.startswith("share_")}
-    assert "\nbeside it: share_small " in printed
+    assert "\nbeside it  share_small " in printed
     assert list(shares) == ["share_small", "share_big", "share_other"]  # as columns of predictions are called
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["share_other"] == 0
@@ -145,11 +145,11 @@ def of(table="sales.csv", user="customer", **more):
         (of(user="custmer", label="late"), "has no user column 'custmer': did you mean"),
         (of(), "label is missing: give --label COLUMN"),
         (of(label="kind"), "as it is text: give --classes yes,no"),
-        (of(label="when"), "label='when' must be a column of numbers"),
+        (of(label="when"), "--label 'when' must be a column of numbers"),
         (of(label="share", classes="3"), "is fraction: give their"),
         (of(label="kind", classes="big,big"), "classes=['big', 'big'] must be a list of"),
         (of("header.csv", label="late"), "has no column of numbers or times to predict"),
-        (["--user", "customer"], "user='customer' must be left out without a table"),
+        (["--user", "customer"], "--user 'customer' must be left out without a table"),
     ],
 )
 def test_what_cannot_be_written_is_refused_in_one_sentence(sales, tmp_path, arguments, words):
@@ -198,7 +198,7 @@ def test_predictions_are_the_same_in_every_kind_of_file(sales, tmp_path):
     (tmp_path / "others.csv").write_text("Kind\nbig\n")
     mine, plain = "run --model mine.py --data", "run --model plain.py --data"
     for arguments, words in (
-        ("run --data sales.csv --out said.csv", "out='said.csv' is there already"),
+        ("run --data sales.csv --out said.csv", "--out 'said.csv' is there already"),
         ("run --data sales.csv --out said.txt", "ending of out='.txt' must be one of .csv"),
         ("run --data sales.csv", "the file 'mine.py', and no code is run that you have not"),
         (f"{mine} header.csv", "'header.csv' has no rows"),

@@ -2,7 +2,9 @@
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
+import clipline as cl
 from clipline.cli.parser import app
 from clipline.settings import SETTINGS
 from clipline.synonyms import SYNONYMS
@@ -42,3 +44,33 @@ def test_help_calls_the_metric_of_early_stopping_a_metric():
     train = next(command for command in commands(app) if command.name == "train")
     (option,) = (one for one in train.params if "--early-stopping" in one.opts)
     assert option.make_metavar(click.Context(train)) == "METRIC"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train --server-lr -1", "--server-lr -1.0 must be"),
+        ("plan --users 10 --cohort 20 --rounds 3 --epsilon 1", "--cohort 20 must be"),  # as it was typed
+        ("plan --cohort-size=x --users 10 --epsilon 1", "--cohort-size 'x' must be"),
+        ("train handwritting", "TASK 'handwritting' must be"),
+        ("train --config bad.toml --rounds 3", "server_lr=-1.0 must be"),  # a file has keys
+    ],
+)
+def test_an_error_names_the_flag_as_it_was_typed(clipline, tmp_path, words, said):
+    (tmp_path / "bad.toml").write_text("server_lr = -1.0\n")
+    code, _, err = clipline(*words.split())
+    assert (code, err.startswith(f"error: {said}")) == (2, True), err
+
+
+def test_from_python_an_error_names_the_keyword():
+    with pytest.raises(cl.SettingError, match=r"^quantile=2\.0 must be"):
+        cl.QuantileClip(quantile=2.0)
+
+
+def test_a_shell_completes_flags_and_their_values():
+    def completed(*words):
+        found = ShellComplete(app, {}, "clipline", "_CLIPLINE_COMPLETE").get_completions([*words[:-1]], words[-1])
+        return [one.value for one in found]
+
+    assert "--server-lr" in completed("train", "--server")
+    assert completed("train", "--sampling", "po") == ["poisson"]

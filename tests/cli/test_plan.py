@@ -34,19 +34,9 @@ def test_a_plan_prints_and_speaks_json(ask):
 
 def test_the_papers_convention_comes_with_a_warning(ask):
     out, _ = ask.ok(
-        "--population-size",
-        "1000000",
-        "--rounds",
-        "1500",
-        "--epsilon",
-        "5",
-        "--scale",
-        "m=100,z=0.1",
-        "--sampling",
-        "fixed",
-        "--relation",
-        "paper",
-    )
+        "--population-size", "1000000", "--rounds", "1500", "--epsilon", "5", "--scale", "m=100,z=0.1", "--sampling",
+        "fixed", "--relation", "paper",
+    )  # fmt: skip
     assert out.startswith("WARNING, not a guarantee")
     assert "513 exactly" in out
 
@@ -84,7 +74,7 @@ def test_the_plan_of_a_training_names_the_relation_that_the_training_will_name(a
 def test_a_plot_is_drawn_once(ask, tmp_path):
     ask.ok(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
     assert matplotlib.image.imread(tmp_path / "p.png").std() > 0.02
-    assert "plot='p.png' must be a new file" in ask.refused(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
+    assert "--plot 'p.png' must be a new file" in ask.refused(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +86,7 @@ def test_a_plot_is_drawn_once(ask, tmp_path):
         ([*ASK, "--epsilon", "4", "--plot", "x.abc"], "must be a new file that ends in .png"),
         (["--users", "100", "--rounds", "3", "--epsilon", "1", "--scale", "100x0.1"], "of the form m=100,z=0.03"),
         (["--users", "9", "--epsilon", "3", "--plot", "x.png"], "give --cohort-size and --rounds for one plan"),
-        ([*ASK, "--epsilon", "4", "--parameters", "1", "--model", "so_lr"], "left out with model='so_lr'"),
+        ([*ASK, "--epsilon", "4", "--parameters", "1", "--model", "so_lr"], "left out with --model 'so_lr'"),
         ([*ASK, "--epsilon", "4", "--model", "so_r"], "did you mean 'so_lr'?"),
         (["--config", "bad.toml"], "unknown key 'chort_size': did you mean 'cohort_size'?"),
         (["--users", "1" + "0" * 24, *ASK[2:], "--epsilon", "4"], "population_size='a number of too many digits'"),

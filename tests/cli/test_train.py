@@ -50,13 +50,14 @@ def test_a_run_leaves_everything_that_a_reviewer_needs_and_a_summary_to_quote(cl
     assert "# delta_noise_multiplier = 0.70289" in text  # (0.7^-2 - (2 * 3.8614)^-2)^(-1/2)
     for words in ("accuracy 0.", "(epsilon ", "delta 0.00", "add-or-remove one user", "Poisson", "4 rounds", "run"):
         assert words in out
-    assert out.splitlines()[0].endswith(" on users outside the training population")
+    said = dict(line.split(maxsplit=1) for line in out.splitlines() if not line.startswith("warning: "))
+    assert said["result"].endswith(" on users outside the training population")
     assert "follow it with  clipline report --live run\n" in err.split("round ")[0]  # before the first round
     assert "round 4/4" in err  # progress is on standard error
     assert "round 4/4" not in out
-    assert f"seal {seal(run)}: note it elsewhere" in out
+    assert said["seal"].startswith(seal(run))
     assert seal(run) in (run / "report.html").read_text()
-    assert out.splitlines()[-1] == f"report: {Path('run') / 'report.html'}"
+    assert said["report"] == str(Path("run") / "report.html")
     # What is stored trains the same model again.
     clipline("train", "--config", "run/settings.toml", "--no-report", "--out", "again")
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "again"))
@@ -76,7 +77,7 @@ def test_without_a_seed_the_noise_is_the_systems_and_a_seed_for_it_has_to_be_giv
     assert settings["noise_source"] == "system"
     assert "resume.key" not in [path.name for path in (tmp_path / "r").iterdir()]
     err = clipline.refused("train", *flags, "--noise-source", "seed", "--out", "s")
-    assert "seed=None must be given where noise_source='seed': give --seed 7, or leave --noise-source out" in err
+    assert "seed is missing, from which --noise-source 'seed' draws: give --seed 7, or leave --noise-source out" in err
 
 
 def test_json_is_the_last_line_of_standard_output(clipline, tmp_path):
@@ -109,6 +110,7 @@ def test_a_training_that_fails_says_so_before_and_after_and_on_its_report(clipli
         r"^can it train\?  feasible: the noise is 0\.7\d times the longest possible mean", err, re.MULTILINE
     )
     first, *warned = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert out.startswith("".join(f"{line}\n" for line in [first, *warned]) + "result ")  # above it
     assert re.match(r"warning: accuracy is 0\.\d+, (no|hardly) better than 0\.1\d+ without a model\.", first)
     assert ["warning: The clip has not arrived: it went from 0.0035 to 0.00" in line for line in warned] == [True]
     assert "best accuracy" not in out  # it is the last
@@ -134,7 +136,7 @@ def test_early_stopping_gives_the_best_model_and_charges_all_rounds(clipline, tm
     assert (answer["model_rounds"], answer["best"]["last_rounds"]) == (done - 5, done)  # patience
     assert answer["metric"] == answer["best"]["best"]
     code, _, err = clipline("train", *SMALL, "--early-stopping", "acuracy", "--out", "x")
-    assert (code, "early_stopping='acuracy' must be one of accuracy" in err) == (2, True), err
+    assert (code, "--early-stopping 'acuracy' must be one of accuracy" in err) == (2, True), err
     assert not (tmp_path / "x").exists()
     code, checked, _ = clipline("study", "check", "r")
     assert (code, f"stopped early: {done} of 60 rounds, of which all are charged" in checked) == (0, True)
@@ -186,8 +188,8 @@ def test_an_interrupted_run_resumes_to_the_same_model_with_any_number_of_workers
         patch.setattr(Progress, "on_round", interrupted_after(3))
         code, out, _ = clipline("train", *flags, "--out", "part")
     assert code == 130  # so that what follows in a script does not take it for a finished one
-    assert "interrupted: go on with  clipline train --resume part" in out
-    assert "if you stopped because of what you saw, quote what was planned: (epsilon " in out
+    assert "\nresume     clipline train --resume part\n" in out
+    assert "\nplanned    (epsilon " in out
     assert Ledger.read(tmp_path / "part" / "ledger.jsonl").rounds == 3
     assert '"state":"interrupted"' in (tmp_path / "part" / "report.html").read_text()
     shutil.copytree(tmp_path / "part", tmp_path / "shared")
@@ -221,18 +223,24 @@ def test_a_folder_in_which_another_process_is_at_work_is_refused_and_stays_as_it
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--population-size", "20"], "cohort_size=30 must be at most the population, 20 users"),
-        (["--relation", "add-or-remove", "--sampling", "fixed"], "relation='add-or-remove' must be replace-one or"),
+        (["--population-size", "20"], "--cohort-size 30 must be at most the population, 20 users"),
+        (["--relation", "add-or-remove", "--sampling", "fixed"], "--relation 'add-or-remove' must be replace-one or"),
         (["final.toml"], "or FILE.py: give settings as --config final.toml"),
         (["handwritting"], "emnist_cr, shakespeare, so_lr, so_nwp: did you mean 'handwriting'?"),
         (["--epsilon", "2", "--noise-multiplier", "1"], "one follows from the other"),
-        (["--clip", "quantil"], "clip='quantil' must be one of quantile, fixed, none or a number: did you mean 'quan"),
+        (
+            ["--clip", "quantil"],
+            "--clip 'quantil' must be one of quantile, fixed, none or a number: did you mean 'quan",
+        ),
         (["--clip", "none"], "clip=inf must be finite where noise is added"),
-        (["--device", "gpu"], "device='gpu' must be auto, cpu or cuda: did you mean 'cuda'?"),
-        (["--config", "missing.toml"], "config='missing.toml' does not exist"),
+        (["--device", "gpu"], "--device 'gpu' must be auto, cpu or cuda: did you mean 'cuda'?"),
+        (["--config", "missing.toml"], "--config 'missing.toml' does not exist"),
         (["--config", "bad.toml"], "config 'bad.toml' has the unknown key 'ronds': did you mean 'rounds'?"),
         (["--config", "broken.toml"], "cannot be read as TOML"),
-        (["--noise-multiplier", "9", "--count-stddev", "1"], "raise count_stddev or cohort_size, or lower noise_mul"),
+        (
+            ["--noise-multiplier", "9", "--count-stddev", "1"],
+            "raise --count-stddev or --cohort-size, or lower --noise-mul",
+        ),
         (["--out", "bad.toml/x"], "bad.toml"),
         (["--resume", "nowhere"], "does not exist"),
     ],

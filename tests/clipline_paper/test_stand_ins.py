@@ -25,28 +25,6 @@ def test_the_word_before_says_more_than_the_commonest_word():
     assert 0.2 < (guess[before[word]] == after[word]).mean() < 0.4
 
 
-def recall_at_5(scores, tags):
-    top = np.argsort(-scores, axis=1)[:, :5]
-    return ((top[:, :, None] == tags[:, None, :]) & (tags[:, None, :] >= 0)).sum() / (tags >= 0).sum()
-
-
-def test_words_say_more_of_tags_than_the_commonest_tags():
-    """Each word votes, by its weight, for the tags that it was seen with."""
-    seen, asked = so_lr_users(0, 40).fields, so_lr_users(TEST_FIRST, 6).fields
-    votes = np.zeros((10_001, 500))
-    for column in seen["tags"].T:
-        tagged = column >= 0
-        words, tags = seen["words"][tagged], np.repeat(column[tagged][:, None], 128, axis=1)
-        np.add.at(votes, (words.ravel().astype(int), tags.ravel().astype(int)), seen["weights"][tagged].ravel())
-    popularity = votes.sum(axis=0)
-    votes /= np.maximum(votes.sum(axis=1, keepdims=True), 1e-9)
-    rows = slice(0, 600)
-    scores = np.einsum("nk,nkt->nt", asked["weights"][rows], votes[asked["words"][rows].astype(int)], optimize=True)
-    tags = asked["tags"][rows].astype(int)
-    assert recall_at_5(np.tile(popularity, (len(tags), 1)), tags) < 0.2
-    assert recall_at_5(scores, tags) > 0.5
-
-
 GENERATORS = {
     "emnist": lambda first, users: emnist_users(first, users, mean_examples=10),
     "shakespeare": shakespeare_users,

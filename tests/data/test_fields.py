@@ -115,6 +115,13 @@ def test_populations_made_by_hand_are_checked_too(tmp_path):
     assert np.isnan(opened.subset([0]).fields["x"][1])
 
 
+def test_a_gap_far_into_a_large_field_is_found():
+    x = np.zeros((70_000, 40), np.float32)
+    x[69_999, 39] = np.nan
+    with pytest.raises(PopulationError, match="has 1 of 2800000 values missing"):
+        Population(np.array([0, 70_000]), {"x": x})
+
+
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl", ".npz"])
 def test_a_table_with_nan_is_refused_and_no_value_is_told(ending, tmp_path):
     path = tmp_path / f"t{ending}"

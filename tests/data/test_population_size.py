@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from samples import LOCAL, cross_entropy, flat_training, linear_model, small_population
+from samples import LOCAL, cross_entropy, flat_training, linear_model, small_population, without
 from scipy.stats import binom, norm
 
 from clipline import FixedClip, Population, Relation, SettingError
@@ -18,14 +18,6 @@ def training(users=60, **changes):
     settings = {"rounds": 2, "cohort_size": 20, "local": LOCAL, "seed": 0, "noise_multiplier": 0.5, **changes}
     population = users if isinstance(users, Population) else small_population(users)
     return flat_training(linear_model(dtype=torch.float32), cross_entropy, population, **settings)
-
-
-def without(population, user):
-    """The neighbour: everybody but this user."""
-    ids = np.repeat(population.user_ids, np.diff(population.offsets))
-    kept = ids != population.user_ids[user]
-    fields = {name: field[kept] for name, field in population.fields.items()}
-    return Population.from_arrays(ids[kept], known_users=np.delete(population.user_ids, user), **fields)
 
 
 def test_rate_and_delta_follow_from_the_declared_number():

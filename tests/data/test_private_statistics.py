@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from oracle_rows import gaussian_delta
 
 import clipline as cl
 from clipline.data.private_statistics import threshold_for
@@ -102,15 +103,6 @@ def test_a_key_of_one_user_shows_as_rarely_as_promised():
     assert threshold_for(1, 3.0, 0.01) == pytest.approx(1 + 3 * 2.326348, abs=1e-4)
     # Four keys that share 1%: each 0.25094%, at 2.8061 standard deviations; weight 1 / 2.
     assert threshold_for(4, 3.0, 0.01) == pytest.approx(0.5 + 3 * 2.8061, abs=1e-3)
-
-
-def gaussian_delta(mu, epsilon):
-    """Balle and Wang 2018, by the error function."""
-
-    def phi(x):
-        return math.erfc(-x / math.sqrt(2)) / 2
-
-    return phi(mu / 2 - epsilon / mu) - math.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
 
 
 def test_statistics_compose_as_gaussians_and_thresholds_are_taken_off_delta():
@@ -235,6 +227,8 @@ def test_budgets_that_statistics_have_spent_are_refused():
         (lambda s: s.moments(PEOPLE, {"agee": (0, 1)}, noise_multiplier=1), "ranges name 'agee', .* mean 'age'"),
         (lambda s: s.moments(PEOPLE, {"age": (5, 5)}, noise_multiplier=1), "high of 'age'=5 must be .* above 5"),
         (lambda s: s.moments(PEOPLE, {"age": (0, math.inf)}, noise_multiplier=1), "high of 'age'=inf"),
+        (lambda s: s.moments(PEOPLE, {"age": 5}, noise_multiplier=1), r"ranges\['age'\]='int' must be \(low, high\)"),
+        (lambda s: s.moments(PEOPLE, {}, noise_multiplier=1), "a dict with at least 1 field"),
         (lambda s: s.moments(PEOPLE, AGES, noise_multiplier=0), "noise_multiplier=0 must be a finite number above 0"),
         (lambda s: s.ranges(PEOPLE, AGES, noise_multiplier=1, quantiles=(0.9, 0.1)), r"quantiles\[1\]=0.1 must be"),
         (lambda s: s.vocabulary([1, 2], ["a"], noise_multiplier=1), "values are 1 but user_ids are 2"),

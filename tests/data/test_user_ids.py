@@ -114,3 +114,7 @@ def test_ids_that_name_nobody_safely_are_refused(ids, words):
     with pytest.raises(PopulationError) as error:
         Population.from_arrays(ids, x=[1.0, 2.0])
     assert words in str(error.value)
+
+
+def test_whole_numbers_of_64_bits_without_a_sign_are_ids():
+    assert Population.from_arrays([2**64 - 1, 2**63], x=[1.0, 2.0]).user_ids.tolist() == [2**63, 2**64 - 1]

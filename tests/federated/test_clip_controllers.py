@@ -76,6 +76,17 @@ def test_one_geometric_and_one_linear_step_by_hand():
     assert linear.update(ClipState(2.0), released(0.8)).clip == pytest.approx(1.94, rel=1e-15)
 
 
+def test_a_linear_step_takes_away_half_at_most():
+    assert QuantileClip(rule="linear", lr=10.0).update(ClipState(2.0), released(1.0)).clip == 1.0
+
+
+def test_norms_of_a_millionth_are_tracked_as_well_as_norms_of_1():
+    from clipline_paper.study.without_training import track_quantile
+
+    end = track_quantile(log_mean=math.log(1e-6), log_stddev=0.1, quantile=0.5, seed=0, rounds=300)[-1]
+    assert end == pytest.approx(1e-6, rel=0.1)
+
+
 def test_the_noisy_fraction_is_clamped_only_on_request():
     wild = released(1.7)
     assert QuantileClip().update(ClipState(1.0), wild).clip == pytest.approx(math.exp(-0.2 * 1.2))

@@ -110,10 +110,22 @@ def test_the_normalised_servers_rate_follows_from_the_rounds_and_not_from_the_sc
     means = [[1.0, -2.0], [0.5, 0.5], [-1.0, 3.0]]
     small, large = (run(ServerNormalised(0.1), [[k * x for x in mean] for mean in means])[0] for k in (1e-9, 1e9))
     assert small.tolist() == pytest.approx(large.tolist(), rel=1e-9)
-    still, _ = run(ServerNormalised(0.1), [[0.0, 0.0]] * 3, noises=[MeanNoise(math.inf, 0.0, 0.0)] * 3)
-    assert still.tolist() == [0.0, 1.0]  # nobody moved the model, and nothing was clipped
     with pytest.raises(SettingError, match="lr=None must be given where no training says how many rounds"):
         run(ServerNormalised(), [[1.0, 1.0]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mean", [0.0, 1e-60])  # exactly zero, and zero once it is rounded to float32
+def test_where_nobody_moved_the_model_the_normalised_server_does_not_either(dtype, mean):
+    server, nothing = ServerNormalised(0.1), release([mean, mean], MeanNoise(math.inf, 0.0, 0.0))  # not clipped either
+    params = torch.tensor([0.0, 1.0], dtype=dtype)
+    state = server.init(params)
+    for _ in range(3):
+        params, state = server.update(params, state, nothing)
+    assert torch.allclose(params, torch.tensor([0.0, 1.0], dtype=dtype), atol=1e-20)
+    params, _ = server.update(params, state, release([3.0, -4.0]))
+    assert params.isfinite().all()  # the next update moves it
+    assert params[0] > 0
 
 
 def test_the_average_of_models_by_hand():

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from oracle_rows import gaussian_epsilon
 
 pytest.importorskip("flwr", reason="the extra federation is not installed")
 
@@ -14,8 +15,6 @@ from click.testing import CliRunner
 from federations import DIM, UPDATES, USERS, app, grid, training
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from samples import everything_in
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 import clipline as cl
 from clipline.cli.parser import app as command
@@ -26,7 +25,7 @@ from clipline.federated.draws import NoiseNow, WholeNoise
 from clipline.federated.sampling import Cohort
 from clipline.federation.encoders import SecureIntegers, packed
 from clipline.federation.flower import AdaptiveClippingStrategy, _Grid
-from clipline.federation.flower_in_process import InProcessGrid
+from clipline.federation.flower_client import InProcessGrid
 from clipline.federation.secure_sum import SumServer
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.two_views import account_both
@@ -372,11 +371,6 @@ def test_nodes_that_fill_up_are_no_replies(count, least, shares, opened, tmp_pat
         with pytest.raises(RunError, match="abandoned 2 times"):
             backend.sums([request])
         assert "answers" not in nodes.stages
-
-
-def gaussian_epsilon(mu, delta):
-    """Balle and Wang (2018), solved by SciPy."""
-    return brentq(lambda e: norm.cdf(mu / 2 - e / mu) - math.exp(e) * norm.cdf(-mu / 2 - e / mu) - delta, 0, 100)
 
 
 class Dies(Mute):

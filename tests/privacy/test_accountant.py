@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from oracle_rows import delta_of_row
+from oracle_rows import delta_of_row, spent
 
 from clipline.errors import SettingError
 from clipline.privacy.accountant import account, account_renyi, default_relation, delta_at, quick_epsilon, rough_epsilon
@@ -23,10 +23,6 @@ DELTA = 10**-6.6  # a million users to the power -1.1
 ADD, REPLACE = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE
 STACK_OVERFLOW = PoissonSampling(0.013958)
 STACK_OVERFLOW_FIXED = FixedSizeSampling(13958, 10**6)
-
-
-def spent(sampling, z, rounds, delta, relation):
-    return account(Ledger().add(GaussianEvent(sampling, z), rounds), delta=delta, relation=relation).epsilon
 
 
 RELATIONS = {"add_remove": ADD, "replace_one": REPLACE, "zero_out": Relation.ZERO_OUT}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle_rows import delta_of_row
+from oracle_rows import delta_of_row, spent
 
 from clipline.errors import SettingError
-from clipline.privacy.accountant import account, default_relation
+from clipline.privacy.accountant import default_relation
 from clipline.privacy.calibration import (
     cohort_within,
     least_scale,
@@ -25,10 +25,6 @@ from clipline.privacy.renyi import epsilons, poisson_curve, wang2019_curve
 DELTA = 10**-6.6
 ADD, REPLACE = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE
 POISSON, FIXED = PoissonSampling(0.013958), FixedSizeSampling(13958, 10**6)
-
-
-def spent(sampling, z, rounds, delta, relation):
-    return account(Ledger().add(GaussianEvent(sampling, z), rounds), delta=delta, relation=relation).epsilon
 
 
 def test_the_noise_for_an_epsilon_is_the_exact_one_of_the_oracle_table_and_never_less(oracle):

@@ -109,6 +109,7 @@ NONE = dict.fromkeys(("cohort_size", "rounds", "epsilon"))
         (NONE, "exactly one must be left out, and now epsilon, noise_multiplier, cohort_size, rounds are: give three"),
         ({"noise_multiplier": 1.0}, "and now none is: drop the one"),
         ({"cohort_size": 500}, "cohort_size=500 must be at most the population, 100"),
+        ({"population_size": 1, "cohort_size": 1}, "population_size=1"),
         ({"rounds": 0}, "rounds=0"),
         ({"epsilon": -1.0}, "epsilon=-1.0"),
         ({"delta": 2.0}, "delta=2.0"),

@@ -4,8 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from scipy.optimize import brentq
-from scipy.stats import norm
+from oracle_rows import gaussian_epsilon
 
 from clipline import SettingError
 from clipline.privacy.accountant import account
@@ -16,11 +15,6 @@ from clipline.privacy.two_views import Participations, account_both, against_ser
 
 ROUND = GaussianEvent(PoissonSampling(0.1), 0.58)
 LEDGER = Ledger().add(ROUND, 30)
-
-
-def gaussian_epsilon(mu, delta):
-    """Balle and Wang (2018), solved by SciPy."""
-    return brentq(lambda e: norm.cdf(mu / 2 - e / mu) - math.exp(e) * norm.cdf(-mu / 2 - e / mu) - delta, 0, 100)
 
 
 OUTSIDERS = account(LEDGER, delta=1e-4, relation=Relation.ADD_OR_REMOVE)

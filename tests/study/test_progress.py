@@ -32,13 +32,20 @@ def test_lines_say_what_is_done_running_and_failed(capsys):
     assert len(lines) == 3
 
 
-def test_runs_that_another_process_ended_count_as_done(capsys):
-    progress = StudyProgress()
-    progress.begin({"a": 2}, [])
-    progress.wait(1)
-    progress.wait(1)
-    progress.end(["a", "elsewhere"])
-    assert capsys.readouterr().err.splitlines()[1:] == [
-        "runs 0/1 done  0 running  waiting for 1 of another process",
-        "runs 1/1 done  0 running",
-    ]
+def test_one_bar_goes_over_all_stages_and_names_the_one_at_work(capsys, monkeypatch):
+    places = []
+    monkeypatch.setattr(
+        "clipline.study.study.Bar.show", lambda bar, done, head, *_, **__: places.append((done / bar.total, head))
+    )
+    progress = StudyProgress("tune", ("rates", "noise"))
+    progress.next_stage()
+    progress.begin({"a": 2, "b": 2}, [])
+    progress.round("a")
+    assert places[-1] == (0.125, "tune, 1 of 2: rates")  # 1 of 4 rounds, of half of the bar
+    progress.end("ab")
+    progress.begin({"c": 4}, [])  # more of the same stage: the bar does not go back
+    assert places[-1] == (0.5, "tune, 1 of 2: rates")
+    progress.next_stage()
+    progress.begin({"d": 1}, [])
+    progress.end("d")
+    assert places[-1] == (1.0, "tune, 2 of 2: noise")

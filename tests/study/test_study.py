@@ -75,7 +75,7 @@ def test_rounds_are_measured_as_the_spec_says(tmp_path):
     assert plain.final["accuracy"] == plain.rounds["accuracy"][-1] == window.final["accuracy"]
 
 
-@pytest.mark.filterwarnings("ignore::clipline.engine.client_rate.DivergingRateWarning")
+@pytest.mark.filterwarnings("ignore::clipline.engine.trial_warnings.DivergingRateWarning")
 def test_a_diverged_run_is_a_result_and_ends_early(tmp_path):
     lost = seeds(1, clip="none", client_lr=1e30, server_lr=1e30, rounds=40)
     diverged, fine = Study(tmp_path, tiny_task()).results([*lost, *seeds(1)])

@@ -135,7 +135,7 @@ def loaded():
 
 @pytest.mark.parametrize("name", [field.name for field in fields(TrainSettings) if field.name not in ("task", "data")])
 def test_a_number_of_many_digits_is_refused_by_its_name_before_anything_is_trained(name, loaded):
-    for digits in (25, 400):
+    for digits in (25, 400) if name != "seed" else (400,):  # a seed may be a key of 256 bits
         changes = {"population_size": 60, "cohort_size": 6, "noise_multiplier": 0.2, name: 10 ** (digits - 1)}
         if name == "epsilon":
             del changes["noise_multiplier"]

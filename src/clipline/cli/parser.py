@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from .. import registry
-from ..errors import RunError, nearest
+from ..errors import CliplineError, RunError, nearest
 from ..settings import RUN, SETTINGS, Setting
 from ..synonyms import SYNONYMS
 
@@ -64,6 +66,10 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # no type arguments be
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         """The choices there are, or N for a whole number and X for any."""
         return self.name
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The choices that begin so."""
+        return [CompletionItem(word) for word in self.name.split("|") if word.islower() and word.startswith(incomplete)]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number, or the text as it is."""
@@ -129,6 +135,7 @@ class Command(click.Command):
         if self.example and not args:
             click.echo(f"{ctx.get_usage()}\n\nExample:  {self.example}\n\nAll options: {ctx.command_path} --help")
             ctx.exit(2)
+        ctx.meta[_TYPED] = [word.partition("=")[0] for word in args]
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -141,6 +148,14 @@ class Command(click.Command):
             if not ours:
                 raise
             ctx.fail(f"No such option {error.option_name!r}. Did you mean {ours[0]!r}?")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As usual; an error names flags as they were typed, where Python has keyword arguments."""
+        try:
+            return super().invoke(ctx)
+        except CliplineError as error:
+            _name_flags(error, ctx)
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups."""
@@ -156,7 +171,24 @@ class Command(click.Command):
         _write_groups(rows, formatter)
 
 
-_ALL = "clipline.help_all"
+_ALL, _TYPED = "clipline.help_all", "clipline.typed"  # keys of a context's notes
+
+
+def _name_flags(error: CliplineError, ctx: click.Context) -> None:
+    """Write `server_lr=-1.0` as --server-lr -1.0 where that was typed, and then other names of two words as flags."""
+    texts = before = [str(error), error.hint]
+    words: list[tuple[str, str]] = []
+    for param in ctx.command.params:
+        name, value = str(param.name), ctx.params.get(str(param.name))
+        typed = next((word for word in ctx.meta[_TYPED] if word in param.opts), param.opts[0])
+        flag = name.upper() if isinstance(param, Argument) else typed
+        words += [(name, flag)] if "_" in name and flag == typed else []
+        for shown in () if value is None else (repr(value), repr(str(value))):
+            said = flag if value is True else f"{flag} {shown}"
+            texts = [said.join(re.split(rf"(?<![\w-]){name}={re.escape(shown)}(?!\w)", text)) for text in texts]
+    for name, flag in words if texts != before else ():
+        texts = [re.sub(rf"(?<![\w'\"./-]){name}(?![\w'\"=.(]| is missing)", flag, text) for text in texts]
+    error.args, error.hint = (texts[0],), texts[1]
 
 
 def _help_all() -> click.Option:

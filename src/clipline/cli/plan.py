@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..console import say, tell
+from ..console import say, spinner
 from ..errors import RunError, SettingError, check_choice, refuse
 from ..settings import SETTINGS, STAND_IN
 from ..tasks import is_task_file, task_entry, task_names
@@ -76,10 +73,10 @@ def answer(settings: dict[str, Any], scale: str | None, plot: Path | None, as_js
         if plot is not None:
             flags = " and ".join(SETTINGS[name].flag for name in missing)
             raise refuse("plot", str(plot), "left out where a table is asked for", f"give {flags} for one plan")
-        with _patience():
+        with spinner("searching", quiet=True):
             table = plan_table(**settings)
         return _shown(table, as_json, explain)
-    with _patience():
+    with spinner("searching", quiet=True):
         result = plan(**settings, scale=None if scale is None else _parse_scale(scale))
     if plot is not None:
         _draw(result, plot)
@@ -148,26 +145,6 @@ def _users_in_store(data: str, *, own: bool) -> int:
 
         return users_of_store(data)
     return read_manifest(data).users
-
-
-@contextmanager
-def _patience() -> Iterator[None]:
-    """Say on standard error that a search is still on, after one second and then every two; most end before."""
-    done = threading.Event()
-
-    def watch() -> None:
-        seconds = 1
-        while not done.wait(1 if seconds == 1 else 2):
-            tell(f"searching, {seconds} s so far ...")
-            seconds += 2
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
 
 
 def _parse_scale(text: str) -> tuple[int, float]:

@@ -54,9 +54,9 @@ def plan_text(plan: Plan, explain: bool = False) -> str:
     """The whole plan; a ">" marks what was asked for. `explain` adds a line of explanation below every line."""
     found = {"scale": ("cohort size", "noise multiplier")}.get(plan.found, (plan.found.replace("_", " "),))
     lines = [str(plan.guarantee), *_explained(explain, _EXPLANATIONS["epsilon"]), ""]
-    lines += row_lines(_rows(plan), explain, found)
     if plan.parameters is not None and plan.noise_norm is not None:
         lines += row_lines(noise_rows(plan.noise_norm, plan.parameters, plan.cohort_size), explain)
+    lines += row_lines(_rows(plan), explain, found)
     if plan.remedies is not None:
         lines += ["", f"  what would bring the noise to {plan.remedies.ratio:g} clip, each alone:"]
         lines += _explained(explain, _EXPLANATIONS["remedies"])
@@ -95,8 +95,8 @@ def _rows(plan: Plan) -> dict[str, str]:
         "adaptive clip": _cost_of_counting(plan),
         "noise": f"{plan.update_noise:.4g} clips a coordinate on the sum, "
         f"{plan.update_noise / plan.cohort_size:.3g} clips on the mean update",
-        **({"bands": _bands(plan)} if plan.bands > 1 else {}),
         "accountant": _accountants(plan),
+        **({"bands": _bands(plan)} if plan.bands > 1 else {}),
     }
 
 
@@ -188,6 +188,13 @@ def table_text(table: NoiseTable, explain: bool = False) -> str:
     terms = f"{table.relation.phrase}, {sampling} sampling, {table.population_size:,} users"
     lines = [f"{warning}({promise}) for {terms}"]
     lines += _explained(explain, "smaller is more private; delta is the chance that epsilon does not hold")
+    lines += ["", *(_for_any_model(table, explain) if table.parameters is None else _for_model(table, explain))]
+    if table.banded:
+        lines += ["", "  noise that stays in the models, as the multiplier of independent noise:"]
+    else:
+        lines += ["", "  noise multiplier of the whole round:"]
+    lines += _explained(explain, "standard deviation of the noise on the sum over users, in clips")
+    lines += _grid(table, lambda cell: f"{ratio_text(cell.noise_multiplier * cell.lasting_share, 3)} ", explain)
     if table.banded:
         lines += ["", "  bands of the noise, and how many times less of it stays in the models:"]
         lines += _explained(
@@ -195,13 +202,9 @@ def table_text(table: NoiseTable, explain: bool = False) -> str:
         )
         lines += _grid(table, lambda cell: f"{cell.bands}, {_gain(cell.gain)}x " if cell.bands > 1 else "1 ", explain)
         lines += ["    later noise cancels part of earlier noise: train with --noise banded"]
-        lines += ["", "  noise that stays in the models, as the multiplier of independent noise:"]
-    else:
-        lines += ["", "  noise multiplier of the whole round:"]
-    lines += _explained(explain, "standard deviation of the noise on the sum over users, in clips")
-    lines += _grid(table, lambda cell: f"{ratio_text(cell.noise_multiplier * cell.lasting_share, 3)} ", explain)
-    lines.append("")
-    lines += _for_any_model(table, explain) if table.parameters is None else _for_model(table, explain)
+    if table.parameters is None:
+        one = "--cohort-size, --rounds and --noise banded" if table.banded else "--cohort-size and --rounds"
+        lines += ["", f"  for a verdict add --parameters P or --model FILE.py; for one plan in full {one}"]
     return "\n".join(lines)
 
 
@@ -212,9 +215,6 @@ def _for_any_model(table: NoiseTable, explain: bool) -> list[str]:
         f"  most parameters for which the noise on the mean update is no longer than {Verdict.FEASIBLE.most:g} clip:",
         *_explained(explain, "no mean update is longer than a clip; models beyond this drown in noise (plan.md)"),
         *_grid(table, lambda cell: f"{_short(cell.most_parameters)} ", explain),
-        "",
-        "  add --parameters P or --model FILE.py for a verdict, --cohort-size and --rounds for one plan in full"
-        + "\n  (with --noise banded)" * table.banded,
         *_explained(explain, least),
     ]
 
@@ -272,8 +272,8 @@ def noise_rows(ratio: float, parameters: int, cohort_size: int) -> dict[str, str
     """The verdict on noise of `ratio` clips on the mean update, and the noise against a typical update."""
     typical = mean_update_norm(cohort_size, TYPICAL_COSINE)
     rows = {
-        "parameters": f"{parameters:,} trained, so that the noise on the mean update is {ratio_text(ratio)} clips long",
         "can it train?": verdict_text(ratio),
+        "parameters": f"{parameters:,} trained, so that the noise on the mean update is {ratio_text(ratio)} clips long",
         "typical update": f"the noise is {ratio_text(ratio / typical)} times a mean update of {typical:.2g} clips, if "
         f"two users' have a cosine of {TYPICAL_COSINE:g}",
     }

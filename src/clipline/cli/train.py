@@ -130,7 +130,8 @@ def resolve(
     name = task or file.get("task", DEFAULT_TASK)
     given = merged(file, flags)
     if "seed" not in given and given.get("noise_source") == "seed":
-        raise refuse("seed", None, "given where noise_source='seed'", "give --seed 7, or leave --noise-source out")
+        hint = "give --seed 7, or leave --noise-source out"
+        raise SettingError("seed is missing, from which noise_source='seed' draws", hint)
     # Without a seed the noise is the system's, and what is drawn here decides the initial model alone.
     drawn = {} if "seed" in given else {"seed": from_rank_0(secrets.randbits(31)), "noise_source": "system"}
     if is_task_file(name):
@@ -191,9 +192,9 @@ def run(
         check_free(path, "out")
     boards = [TensorBoard(path, unprivate_timing=settings.unprivate_timing)] if tensorboard else []
     used = task.data_used(settings)
-    console.tell(f"preparing {used.title} ...")
     settings.compute().check_device()
-    loaded = task.load(settings)
+    with console.spinner(f"preparing {used.title}"):
+        loaded = task.load(settings)
     metric = loaded.metric_name or task.metric_name
     training = task.training(settings, loaded)
     if training.dim < SMALL_MODEL:
@@ -252,62 +253,57 @@ def _summary(
     settings: TrainSettings, used: DataUsed, result: TrainResult, metric_name: str, path: Path, report: Path | None,
     planned: Guarantee, flags: str, sealed: str | None,
 ) -> str:  # fmt: skip
-    """A few lines to quote: metric, warnings, data, guarantee, clip, files, and last the path of the report.
+    """Warnings, then what to quote: result, data, guarantee, clip, files, and last the path of the report.
 
     Of an interrupted run also what was `planned`, which holds whatever made somebody stop, and how to go on, with the
     `flags` that no file stores.
     """
     from ..training.diagnosis import LAST
 
-    own = is_task_file(settings.task)
+    own, promise, best = is_task_file(settings.task), result.guarantee, result.best
+    warned = [str(finding) for finding in result.findings]
+    if promise.private and _seed_guessable(settings):
+        warned.append(f"not private: cohorts and noise come from seed {settings.seed}, which is easily guessed")
     part = "" if settings.evaluate_on in (None, "original") else f" ({settings.evaluate_on})"
-    lines = [f"{metric_name} {result.metrics[metric_name]:.4f} on {used.measured_on}{part}"]
-    lines += [f"warning: {finding}" for finding in result.findings]
-    best = result.best
+    rows = [("result", f"{metric_name} {result.metrics[metric_name]:.4f} on {used.measured_on}{part}")]
     if best is not None and best.best != best.last:
         after = f"after {best.best_rounds} rounds, last {best.last:.4f} after {best.last_rounds}"
-        lines.append(f"best {best.metric} {best.best:.4f} {after}")
+        rows.append(("best", f"{best.metric} {best.best:.4f} {after}"))
     if result.has_average:
         of_last = result.metrics.get(LAST + metric_name)
-        lines.append(f"saved: {result.saved}" + ("" if of_last is None else f"; the last one has {of_last:.4f}"))
-    beside = {name: value for name, value in result.metrics.items() if name not in (metric_name, "loss")}
-    beside = {name: value for name, value in beside.items() if not name.startswith(LAST)}
-    if beside:  # such as what would do without a model
-        lines.append("beside it: " + ", ".join(f"{name} {value:.4f}" for name, value in beside.items()))
+        rows.append(("saved", result.saved + ("" if of_last is None else f"; the last one has {of_last:.4f}")))
+    beside = [
+        f"{name} {value:.4f}" for name, value in result.metrics.items()
+        if name not in (metric_name, "loss") and not name.startswith(LAST)
+    ]  # fmt: skip
+    rows += [("beside it", ", ".join(beside))] if beside else []  # such as what would do without a model
     if used.kind == "stand-in":
-        lines.append("data: a stand-in, generated; not comparable with results on the original data set")
+        rows.append(("data", "a stand-in, generated; not comparable with results on the original data set"))
     elif used.source is not None:
         alike = used.kind == "original" or own  # a task of one's own has no original
         other = "" if alike else "; not comparable with results on the original data set"
-        lines.append(f"data: {used.kind}, {used.source}{other}")
-    start = settings.controller().init().clip
-    clip = "none" if settings.clip == "none" else f"{start:.3g} -> {_last_clip(result):.3g}"
-    tracked = f", tracking quantile {settings.quantile:g} of the update norms" if settings.clip == "quantile" else ""
-    files = ", ".join(sorted(file.name for file in path.iterdir()))
-    lines.append(str(result.guarantee))
+        rows.append(("data", f"{used.kind}, {used.source}{other}"))
+    rows.append(("guarantee", str(promise)))
     if sealed is not None:
-        lines.append(f"seal {sealed}: note it elsewhere, for clipline verify --seal")
-    lines += [f"clip {clip}{tracked}", f"files in {path}: {files}"]
+        rows.append(("seal", f"{sealed} (note it elsewhere, for clipline verify --seal)"))
+    if promise.private and settings.noise_source == "seed":
+        rows.append(("seed", "cohorts and noise come from it: keep it secret, or leave --seed out"))
+    clip = "none" if settings.clip == "none" else f"{settings.controller().init().clip:.3g} -> {_last_clip(result):.3g}"
+    tracked = f", tracking quantile {settings.quantile:g} of the update norms" if settings.clip == "quantile" else ""
+    rows.append(("clip", clip + tracked))
     if result.stopped == "budget":
-        lines.append(f"stopped after {result.guarantee.rounds} rounds: the next one would have passed the budget")
+        rows.append(("stopped", f"after {promise.rounds} rounds: the next one would have passed the budget"))
     if result.stopped == "early":
-        lines.append(
-            f"stopped early after {result.state.round_index} of {settings.rounds} rounds, all of which are charged; "
-            f"the model is that after {result.model_rounds}"
-        )
+        done = f"after {result.state.round_index} of {settings.rounds} rounds, all of which are charged"
+        rows.append(("stopped", f"early {done}; the model is that after {result.model_rounds}"))
     if result.stopped == "interrupted":
         named = f"{shlex.quote(settings.task)} " if own else ""  # no code runs that is not named
-        again = f"clipline train {named}--resume {path}{_moved_data(settings, path)}{flags}"
-        lines.append(f"interrupted: go on with  {again}")
-        if result.guarantee.private and planned.epsilon > result.guarantee.epsilon:
-            lines.append(f"if you stopped because of what you saw, quote what was planned: {planned}")
-    if result.guarantee.private and _seed_guessable(settings):
-        lines.append(
-            f"not private: cohorts and noise come from seed {settings.seed}, which is easily guessed: leave it out"
-        )
-    elif result.guarantee.private and settings.noise_source == "seed":
-        lines.append("cohorts and noise come from the seed: keep it secret, or leave --seed out")
-    return "\n".join(lines if report is None else [*lines, f"report: {report}"])
+        rows.append(("resume", f"clipline train {named}--resume {path}{_moved_data(settings, path)}{flags}"))
+        if promise.private and planned.epsilon > promise.epsilon:
+            rows.append(("planned", f"{planned}; quote this if you stopped because of what you saw"))
+    rows.append(("files", f"in {path}: {', '.join(sorted(file.name for file in path.iterdir()))}"))
+    rows += [] if report is None else [("report", str(report))]
+    return "\n".join([*(f"warning: {text}" for text in warned), console.aligned(rows)])
 
 
 def _moved_data(settings: TrainSettings, path: Path) -> str:

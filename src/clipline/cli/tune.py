@@ -179,6 +179,7 @@ def _answered(question: Question, path: Path, cluster: str | None) -> Any:
     from ..study.study import Study, StudyProgress
     from ..study.tune.answer import data_words
     from ..study.tune.private_search import FOLDER, candidates_of, price_search, tune_privately
+    from ..study.tune.recipe import STAGES
     from ..study.tune.recipe import tune as run_recipe
 
     logging.getLogger("optuna").setLevel(logging.WARNING)  # it has a line for every trial, and so have we
@@ -187,7 +188,9 @@ def _answered(question: Question, path: Path, cluster: str | None) -> Any:
     if question.private_search:
         price = price_search(question.target, question.noise_multiplier, len(candidates_of(question)))
     directory = StudyDirectory(folder)
-    study = Study(directory, question.task, cluster=cluster, progress=StudyProgress())
+    study = Study(
+        directory, question.task, cluster=cluster, progress=StudyProgress("", () if question.private_search else STAGES)
+    )
     try:
         if question.private_search:
             return tune_privately(question, price, study, tell)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from ..errors import PopulationError
-from ..privacy.events import GaussianEvent
 
 MANIFEST = "population.json"
 VERSION = 1
@@ -50,37 +49,23 @@ class Manifest:
     packed: dict[str, dict[str, Any]] = field(default_factory=dict)  # of fields of lists: width and pad
 
 
-def write_manifest(
-    folder: Path,
-    *,
-    fields: Iterable[str],
-    user_ids: bool,
-    users: int,
-    examples: int,
-    source: str,
-    tasks: Iterable[str] = (),
-    origin: Origin = "own",
-    shared_users: bool = False,
-    column_options: Mapping[str, Any] | None = None,
-    charges: Iterable[GaussianEvent] = (),
-    example_level: bool = False,
-    packed: Mapping[str, dict[str, Any]] | None = None,
-) -> Manifest:
-    """Write the manifest of a store whose other files are all there, with a checksum of each.
+def write_manifest(folder: Path, *, packed: Mapping[str, dict[str, Any]] | None = None, **entries: Any) -> Manifest:
+    """Write the manifest of a store whose other files are all there, with a checksum of each. `entries`: `Manifest`.
 
     Call it last: a folder that has a manifest is complete.
     """
-    checksums = {path.name: sha256(path) for path in sorted(folder.iterdir())}
+    check_field_names(entries["fields"])
     manifest = Manifest(
-        PACKED_VERSION if packed else VERSION, check_field_names(fields), user_ids, users, examples, source,
-        f"clipline {__version__}", checksums,
-        list(tasks), origin, shared_users, dict(column_options or {}), [event.to_json() for event in charges],
-        example_level, dict(packed or {}),
-    )  # fmt: skip
-    entries = asdict(manifest)
+        version=PACKED_VERSION if packed else VERSION,
+        made_by=f"clipline {__version__}",
+        sha256={path.name: sha256(path) for path in sorted(folder.iterdir())},
+        packed=dict(packed or {}),
+        **entries,
+    )
+    written = asdict(manifest)
     if not packed:  # so that versions that know no packed fields can read it
-        del entries["packed"]
-    (folder / MANIFEST).write_text(json.dumps(entries, indent=1), encoding="utf-8")
+        del written["packed"]
+    (folder / MANIFEST).write_text(json.dumps(written, indent=1), encoding="utf-8")
     return manifest
 
 

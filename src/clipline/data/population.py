@@ -440,10 +440,9 @@ class Population:
             if self.user_ids is not None:
                 np.save(new / "user_ids.npy", self.user_ids)
             write_manifest(
-                new, fields=self.fields, user_ids=self.user_ids is not None, users=len(self),
-                examples=self.examples, source="Population.save", column_options=self.column_options,
-                charges=self.charges,
-                example_level=self.example_level,
+                new, fields=list(self.fields), user_ids=self.user_ids is not None, users=len(self),
+                examples=self.examples, source="Population.save", column_options=dict(self.column_options),
+                charges=[event.to_json() for event in self.charges], example_level=self.example_level,
                 packed={name: packed_entry(field.width, field.pad) for name, field in packed.items()},
             )  # fmt: skip
         return Path(folder)

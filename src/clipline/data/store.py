@@ -110,8 +110,8 @@ def write_store(
         rows.take_in(chunks, known_users, source)
         write_arrays(new, rows, progress)
         return write_manifest(
-            new, fields=rows.form, user_ids=True, users=len(rows.user_ids), examples=rows.count, source=source,
-            tasks=tasks, origin=origin, shared_users=shared_users, column_options=options,
+            new, fields=list(rows.form), user_ids=True, users=len(rows.user_ids), examples=rows.count, source=source,
+            tasks=list(tasks), origin=origin, shared_users=shared_users, column_options=options,
             packed={name: packed_entry(f.width, f.pad) for name, f in rows.form.items() if isinstance(f, PackedField)},
         )  # fmt: skip
 

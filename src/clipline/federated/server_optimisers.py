@@ -23,7 +23,7 @@ _HIGHEST_RATE = 1e30  # that of the setting server_lr
 _LENGTH = 0.37  # of all steps of `ServerNormalised`, in units of sqrt(rounds * parameters), if all went one way
 _KEPT_OF_SQUARES = 0.99  # of their running mean, from round to round
 _KEPT_OF_AVERAGE = 0.9  # of the average of models, from round to round
-_SMALLEST = 1e-200  # a norm: where no user moved the model, nothing is divided by nothing
+_LARGEST_FACTOR = 1e38  # finite in float32: where no user moved the model, its product with no momentum is no step
 
 
 class ServerOptimiser(Protocol):
@@ -210,8 +210,8 @@ class ServerNormalised:
         lasting = without_noise + len(u) * noise.lasting**2
         square = _KEPT_OF_SQUARES * state["square"] + (1 - _KEPT_OF_SQUARES) * lasting
         weight = _KEPT_OF_SQUARES * state["weight"] + (1 - _KEPT_OF_SQUARES)
-        length = (square / weight).sqrt().clamp_min(_SMALLEST)
-        step = (self.lr * math.sqrt(len(u)) / length) * momentum
+        length = (square / weight).sqrt()
+        step = (self.lr * math.sqrt(len(u)) / length).clamp_max(_LARGEST_FACTOR) * momentum
         return step.add_(params), {"momentum": momentum, "square": square, "weight": weight}
 
 

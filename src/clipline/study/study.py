@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.2  # how often to look for what another process makes
 _ENDED_SECONDS = 1.0  # without a terminal, between the lines for runs that end
+_WHOLE = 1000  # how long a stage is on the bar
 _MOST_CLAIMED = 512  # runs at a time, on a large cluster: every claim is an open file
 
 
@@ -185,26 +186,38 @@ def describe(parts: Mapping[str, Any]) -> str:
 class StudyProgress:
     """Shows on standard error how many runs are done, running and failed, and the time left.
 
-    On a terminal one line is updated in place. Elsewhere, as in a log file, a line is printed when runs have ended, at
-    most one a second, and every ten seconds otherwise. `label` says what is being done. How long runs take depends on
+    On a terminal one bar is updated in place. Elsewhere, as in a log file, a line is printed when runs have ended, at
+    most one a second, and every ten seconds otherwise. `label` says what is being done. With `stages` the bar is that
+    of all of them; they begin at `first`, and `by_call` each `Study.results` is one. How long runs take depends on
     which users are drawn: the guarantee does not cover it. One that is not `shown` prints nothing.
     """
 
-    def __init__(self, label: str = "", *, shown: bool = True) -> None:
-        self.label, self.shown = label, shown
+    def __init__(
+        self, label: str = "", stages: Sequence[str] = (), first: int = 0, *, by_call: bool = False, shown: bool = True
+    ) -> None:
+        self.label, self.shown, self.stages, self._stage, self._by_call = label, shown, stages, first - 1, by_call
         self._bar: Bar | None = None
+        self._asked, self._share = 0, 0.0  # rounds to train in this stage, and the share of them that is done
         self.begin({}, ())
+
+    def next_stage(self) -> None:
+        """Go on to the next stage; after the last one it stays there."""
+        self._stage = min(self._stage + 1, len(self.stages) - 1)
+        self._asked, self._share = 0, 0.0
 
     def begin(self, rounds: Mapping[str, int], done: Iterable[str]) -> None:
         """These runs are asked for (id -> rounds), of which some are `done` already."""
+        if rounds and self._by_call:
+            self.next_stage()
         ended = set(done)
         self._left = {run: count for run, count in rounds.items() if run not in ended}  # rounds to train
+        self._asked += sum(self._left.values())
         self._total, self._running, self._failed = len(rounds), set[str](), 0
         self._elsewhere = 0  # runs that another process makes, while there is nothing to do here
         self._begun: float | None = None  # when the first round ended: what came before, such as loading, comes once
         self._trained = 0  # rounds since then
         if self.shown and rounds:
-            self._bar = Bar(max(1, sum(self._left.values())), transient=True)
+            self._bar = Bar(_WHOLE * max(1, len(self.stages)), transient=True)
             self._show(0.0)
 
     def start(self, ids: Iterable[str]) -> None:
@@ -249,14 +262,21 @@ class StudyProgress:
         self._bar = None
 
     def text(self, now: float) -> str:
-        """In a line. Time left is told once there is a speed to tell it from."""
-        parts = [f"{self.label}  runs {self._total - len(self._left) - self._failed}/{self._total} done".strip()]
-        parts += [f"{len(self._running)} running"]
-        parts += [f"{self._failed} failed"] if self._failed else []
-        parts += [f"waiting for {self._elsewhere} of another process"] if self._elsewhere else []
+        """In a line."""
+        head, tail, below = self._words(now)
+        return "  ".join(filter(None, (head, below, tail)))
+
+    def _words(self, now: float) -> tuple[str, str, str]:
+        """What stands before the bar, after it and below it. Time left is told once there is a speed to tell it by."""
+        stage = f"{self._stage + 1} of {len(self.stages)}: {self.stages[self._stage]}" if self.stages else ""
+        left, tail = sum(self._left.values()), ""
         if self._begun is not None and self._trained and now - self._begun >= 1.0 and not self._elsewhere:
-            parts += [f"{clock(sum(self._left.values()) * (now - self._begun) / self._trained)} left"]
-        return "  ".join(parts)
+            tail = f"{clock(left * (now - self._begun) / self._trained)} left" + " here" * (len(self.stages) > 1)
+        runs = [f"runs {self._total - len(self._left) - self._failed}/{self._total} done"]
+        runs += [f"{len(self._running)} running"]
+        runs += [f"{self._failed} failed"] if self._failed else []
+        runs += [f"waiting for {self._elsewhere} of another process"] if self._elsewhere else []
+        return ", ".join(filter(None, (self.label, stage))), tail, "  ".join(runs)
 
     def _drop(self, run: str) -> None:
         self._left.pop(run, None)
@@ -264,5 +284,6 @@ class StudyProgress:
 
     def _show(self, quiet: float = QUIET_SECONDS) -> None:
         if self._bar is not None:
-            done = self._bar.total - sum(self._left.values())
-            self._bar.show(done, self.text(time.perf_counter()), quiet=quiet)
+            self._share = max(self._share, 1 - sum(self._left.values()) / max(1, self._asked))
+            done = round(_WHOLE * (max(0, self._stage) + self._share))
+            self._bar.show(done, *self._words(time.perf_counter()), quiet=quiet)

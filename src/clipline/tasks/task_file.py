@@ -25,7 +25,7 @@ from ..data.manifest import MANIFEST, read_entries, verify_store
 from ..data.population import Population, share_users
 from ..data.task_stores import CHECKSUM_BYTES, INSIDERS, OUTSIDERS, DataUsed
 from ..engine.core.batches import Examples
-from ..engine.value_ranges import check_ranges
+from ..engine.trial_warnings import check_ranges
 from ..errors import (
     CliplineError,
     ModuleError,

@@ -157,15 +157,12 @@ class CheckpointWriter:
         circumstances: object,
         ready: torch.cuda.Event | None,
     ) -> None:
-        metadata = {**metadata, "circumstances": str(circumstances)}
-        if ready is None:
-            _write(self._path, tensors, metadata)
-            return
-        device = next(iter(tensors.values())).device
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):  # a copy on the stream of the rounds would hold them up
+        stream: Any = None
+        if ready is not None:  # a copy on the stream of the rounds would hold them up
+            stream = torch.cuda.Stream(tensors["params"].device)  # type: ignore[no-untyped-call]
             stream.wait_event(ready)
-            _write(self._path, tensors, metadata)
+        with torch.cuda.stream(stream):  # None does nothing
+            _write(self._path, tensors, {**metadata, "circumstances": str(circumstances)})
 
 
 class DamagedError(RunError):
@@ -196,10 +193,7 @@ def load_last(path: Path, device: torch.device | str, circumstances: str) -> Tra
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstances: str = "") -> TrainState:
-    """What `save_checkpoint` wrote, to the last bit; refused under other circumstances.
-
-    A round that is run again must release the same numbers, or else their difference shows what noise should hide.
-    """
+    """What `save_checkpoint` wrote, to the last bit; refused under other circumstances."""
     try:
         wrong = durable.damage(path)
         with safe_open(path, "pt", device=str(device)) as file:
@@ -275,14 +269,11 @@ _MAY_DIFFER = ("seed", "compute.workers", "compute.device")
 class Circumstances:
     """What must be the same when a run is resumed, as text, a line each.
 
-    A round that is run again has the same noise, from the seed or from the key of the run. Had anything of this changed
-    in between, the difference of its two releases would show the data. The lines are those of `describe` and of `same`
-    (what the caller adds, such as a name for the loss), the versions, what computes, and checksums of the model and the
-    data.
-
-    Left out is what changes no release, or rounding alone: the number of workers. Where the data lie makes no
-    difference either. The code of a model and of a loss cannot be seen from here; of a model, layers and values that
-    are not trained can. The checksums are computed in a thread, which is waited for when the text is asked for.
+    A round that is run again has the same noise. Had anything of this changed in between, the difference of its two
+    releases would show the data. The lines are those of `describe` and of `same` (what the caller adds), the versions,
+    what computes, and checksums of the model and the data. Left out is what changes no release, or rounding alone: the
+    number of workers, and where the data lie. The checksums are computed in a thread, which is waited for when the text
+    is asked for.
     """
 
     def __init__(self, training: Training, same: Mapping[str, object] | None = None) -> None:

@@ -44,13 +44,11 @@ class Curves(Callback):
     def __init__(self, path: str | Path, *, metric: str | None = None, title: str = "") -> None:
         self.path, self.metric, self.title = Path(path), metric, title
         self._rounds: list[Mapping[str, Any]] = []
-        self._quantile: float | None = None
         self._training: Training | None = None
 
     def on_start(self, training: Training, state: TrainState) -> None:
         """Begin with no rounds."""
-        self._rounds = []
-        self._quantile, self._training = quantile_of(training), training
+        self._rounds, self._training = [], training
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:
         """Note what the round released."""
@@ -60,15 +58,8 @@ class Curves(Callback):
         """Write the figure, if there was a round."""
         if self._rounds:
             assert self._training is not None, "on_start comes first"
-            draw_curves(
-                self.path,
-                self._rounds,
-                result.guarantee,
-                metric=self.metric,
-                quantile=self._quantile,
-                title=self.title,
-                void=why_void(self._training, result.guarantee),
-            )
+            rounds, training = self._rounds, self._training
+            draw_curves(self.path, rounds, result.guarantee, training, metric=self.metric, title=self.title)
 
 
 def quantile_of(training: Training) -> float | None:
@@ -77,31 +68,31 @@ def quantile_of(training: Training) -> float | None:
     return float(quantile) if isinstance(quantile, int | float) else None
 
 
-def why_void(training: Training, guarantee: Guarantee) -> str:
+def _why_void(training: Training, guarantee: Guarantee, measured_on: str) -> str:
     """Why the epsilon on record does not hold, in a few words; nothing where it does."""
     if guarantee.shows_errors:
         return "errors of users are shown"
-    guessed = training.privacy.noise_source == "seed" and training.seed is not None and training.seed < GUESSABLE
-    return "the seed of its noise is easily guessed" if guessed else ""
+    if training.privacy.noise_source == "seed" and training.seed is not None and training.seed < GUESSABLE:
+        return "the seed of its noise is easily guessed"
+    return "metrics are of the training users" if measured_on.startswith(_INSIDERS) else ""
 
 
 def draw_curves(
     path: Path,
     rounds: Sequence[Mapping[str, Any]],
     guarantee: Guarantee,
+    training: Training,
     *,
     metric: str | None = None,
-    quantile: float | None = None,
     title: str = "",
     measured_on: str = "",
-    void: str = "",
 ) -> None:
     """Draw rounds, each as `round_json` gives it and at least one, into a PNG file.
 
-    `quantile` is drawn as the aim of the fraction within; `measured_on` says whom the metrics are about. `void` says
-    why the epsilon does not hold: the guarantee is then struck through and no epsilon is drawn.
+    `measured_on` says whom the metrics are about. A guarantee that does not hold is struck through, and no epsilon is
+    drawn.
     """
-    void = void or ("metrics are of the training users" if measured_on.startswith(_INSIDERS) else "")
+    quantile, void = quantile_of(training), _why_void(training, guarantee, measured_on)
     figure, (measured, clip, epsilon, within) = new_figure(2, 2, width=11, height=6.4)
     number = [r["round"] + 1 for r in rounds]
     names = [name for r in rounds for name in r if name not in RELEASED]

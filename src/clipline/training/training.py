@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from ..data.population import Population
 from ..engine.choose import choose_backend, choose_trainer, make_problem
-from ..engine.client_rate import warn_of_rate
 from ..engine.core.one_by_one import OneByOne
 from ..engine.core.personal import PersonalStore
 from ..engine.core.working_model import check_module, uncompiled
 from ..engine.gpu.programs.program_cache import ProgramCounts
 from ..engine.stacked.trainer import Stacked
-from ..engine.value_ranges import warn_of_ranges
+from ..engine.trial_warnings import warn_of_ranges, warn_of_rate
 from ..engine.workers.torchrun import TorchrunBackend
 from ..errors import HopelessNoiseWarning, RunError, SettingError, refuse, shown
 from ..federated.clip_controllers import ClipController, QuantileClip

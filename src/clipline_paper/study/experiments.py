@@ -378,6 +378,12 @@ EXPERIMENTS: Mapping[str, Callable[[Grid], Findings]]
 EXPERIMENTS = {"learning-rates": learning_rates, "fig3": fig3, "fig4": fig4, "fig5": fig5, "fig6": fig6, "fig7": fig7}
 
 
+STAGES = {  # of the experiments that ask for runs more than once, as progress names them
+    "fig6": ("range of clips", "fixed clips"),
+    "fig7": ("median and range of clips", "fixed clips", "seeds on test users"),
+}
+
+
 def run_experiment(what: str, grid: Grid) -> Findings:
     """The experiment of this name; one too short to show what the paper found says so at the end."""
     found = EXPERIMENTS[check_choice("what", what, EXPERIMENTS)](grid)

@@ -59,6 +59,19 @@ def test_sqlite_lzma_is_unpacked_in_the_scratch_folder_and_cleaned_up(tmp_path, 
     assert seen == sorted(seen)
 
 
+def test_clients_that_follow_themselves_stay_in_one_chunk(tmp_path, monkeypatch):
+    """A tokeniser that cuts a role's text into rows needs the whole role."""
+    monkeypatch.setattr(tff_files, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(tff_files, "CHUNK_BYTES", 1)
+    speeches = {"HAMLET": ["To be", "or not"], "OPHELIA": ["My lord"]}
+    lines = [("train", role, example(snippets=text)) for role, texts in speeches.items() for text in texts]
+    base = write_sqlite(tmp_path / "a.sqlite", lines)
+    tree = write_hdf5(tmp_path / "a.h5", {role: {"snippets": texts} for role, texts in speeches.items()})
+    for chunks in (list(read_tff_sqlite(base, "train")), list(read_tff_hdf5(tree))):
+        assert [ids.tolist() for ids, _ in chunks] == [["HAMLET", "HAMLET"], ["OPHELIA"]]
+        assert [fields["snippets"].tolist() for _, fields in chunks] == list(speeches.values())
+
+
 def hdf5_clients():
     who = np.array(CLIENTS)
     return {

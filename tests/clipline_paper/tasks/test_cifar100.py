@@ -48,6 +48,14 @@ def test_maps_are_12_after_the_stem_and_6_everywhere_after_the_pool(model):
     assert shapes == {"stem": (64, 12, 12)} | {f"block{n}": (width, 6, 6) for n, width in enumerate(widths)}
 
 
+def test_initial_weights_are_those_of_keras(model):
+    kernel = model.blocks[-1].conv2.weight
+    assert kernel.std().item() == pytest.approx((2 / 4608) ** 0.5, rel=0.01)
+    assert kernel.abs().max() <= 2 * (2 / 4608) ** 0.5 / 0.8796 + 1e-6  # cut at two standard deviations
+    assert model.out.weight.std().item() == pytest.approx(0.01, rel=0.02)
+    assert model.out.bias.abs().max() == 0
+
+
 def test_standardising_by_hand():
     crop = torch.zeros(2, 2, 2, 3, dtype=torch.uint8)
     crop[0, 0] = 10  # half of the values 10, half 0: mean 5, standard deviation 5

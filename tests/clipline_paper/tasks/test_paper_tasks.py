@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from clipline import LocalSGD, Population, task_named
+from clipline import Population, task_named
 from clipline.errors import PopulationError
 from clipline_paper.facts import FACTS
 from clipline_paper.paper_task import check_fields
@@ -87,23 +87,6 @@ def test_two_rounds_of_five_users_train_and_measure(name, monkeypatch):
         assert np.isfinite(loaded.evaluate(result.model.eval())[task.metric_name])
     assert torch.isfinite(result.state.params).all()
     assert not torch.equal(result.state.params, before)
-
-
-@pytest.mark.parametrize(("name", "lr"), [*zip(PAPER, (0.05, 0.03, 3.0, 1.0, 1.0, 300.0), strict=True)])
-def test_the_loss_falls_on_a_repeated_batch(name, lr, loaded):
-    task = loaded(name)
-    batch = {field: torch.from_numpy(rows[:4]) for field, rows in task.population.of(0).items()}
-    model, losses, local = task.make(0), [], LocalSGD(lr, reduction=task.reduction)
-    model.eval()  # without dropout; CIFAR crops, at the same places every time
-    for _ in range(3):
-        loss = local.reduced(task.loss(model, batch), torch.ones(4, dtype=torch.bool))
-        losses.append(loss.item())
-        model.zero_grad()
-        loss.backward()
-        with torch.no_grad():
-            for param in model.parameters():
-                param -= lr * param.grad
-    assert losses[-1] < losses[0]
 
 
 def test_a_population_without_the_right_fields_is_refused():

@@ -79,6 +79,14 @@ def test_what_is_no_dataframe_is_refused(frame):
         Population.from_dataframe(frame, user="u")
 
 
+def test_the_population_does_not_share_memory_with_the_dataframe():
+    x = np.arange(3.0)
+    frame = pa.table({"u": [1, 2, 3], "x": pa.array(x)})
+    population = Population.from_dataframe(frame, user="u")
+    population.fields["x"][0] = 9.0
+    assert frame.column("x").to_pylist() == [0.0, 1.0, 2.0]
+
+
 def test_an_index_of_pandas_is_no_field_and_columns_need_names():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"u": ["a", "b"], "x": [1, 2]}, index=[5, 6])

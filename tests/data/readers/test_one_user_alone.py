@@ -212,21 +212,6 @@ def test_lists_that_arrow_hands_over_damaged_are_refused_everywhere():
         arrays_of(damaged(), ["x"], only="")
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
-def test_batches_of_files_that_arrow_hands_over_damaged_are_refused(tmp_path, monkeypatch, name):
-    """Whatever Arrow may lose next: what a file's reader hands on is validated, not trusted."""
-    table = damaged()
-    if name == "t.parquet":
-        pa.parquet.write_table(pa.table({"user": ["u0"], "x": [[1.5]]}), tmp_path / name)
-        monkeypatch.setattr(pa.parquet.ParquetFile, "iter_batches", lambda *_, **__: iter(table.to_batches()))
-    else:
-        (tmp_path / name).write_text("user,x\nu0,1\n" if name == "t.csv" else '{"user": "u0", "x": [1.5]}\n')
-        reader = "_rows" if name == "t.csv" else "_objects"
-        monkeypatch.setattr(tables, reader, lambda *_: iter(table.to_batches()))
-    with pytest.raises(PopulationError, match=r"cannot be read.* \(.*offset"):
-        Population.from_table(tmp_path / name, user="user", lengths={"x": 1}, missing=0.0)
-
-
 def test_a_list_that_begins_with_null_moves_nobody_in_jsonl(tmp_path):
     """Users 2 to 4 had 3.5, 4.5, 5.5 in the place of 2.5, 3.5, 4.5."""
     path = tmp_path / "t.jsonl"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lower_bounds import presence_lower_bound
+from oracle_rows import spent
 from scipy.special import ndtr
 
 from clipline.privacy.accountant import account, default_relation, delta_at
@@ -28,10 +29,6 @@ from clipline.privacy.relations import Relation
 from clipline.privacy.renyi import epsilon_at
 
 ADD, REPLACE, ZERO_OUT = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE, Relation.ZERO_OUT
-
-
-def spent(sampling, z, rounds, delta, relation):
-    return account(Ledger().add(GaussianEvent(sampling, z), rounds), delta=delta, relation=relation).epsilon
 
 
 def test_the_quick_bound_lies_above_and_delta_undoes_epsilon():

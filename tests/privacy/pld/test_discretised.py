@@ -70,6 +70,13 @@ def test_log_moments_are_sums_over_the_masses_and_never_below_them():
             assert exact <= ours <= exact + 1e-14 * (1 + abs(exact))
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_moment_too_small_for_float64_is_bounded_from_above():
+    """exp(-10^6) is 0 in float64, and its log would be -inf."""
+    (moment,) = DiscretisedLoss(np.array([-1e6]), np.ones(1), 0.0).log_moments(np.ones(1))
+    assert -1e6 <= moment <= -700
+
+
 @pytest.mark.parametrize("mu", [0.003, 0.1, 2.0])
 def test_coarse_moments_of_two_normals_lie_above_the_closed_form_and_close(mu):
     moments, infinity_mass = coarse_log_moments(gaussian(mu))

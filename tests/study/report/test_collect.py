@@ -2,22 +2,14 @@ import math
 import re
 
 import pytest
+from oracle_rows import gaussian_epsilon
 from reported_runs import add_rounds, end_run, write_record, write_run
 from samples import small_training
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 from clipline import EarlyStopping, Evaluate, RunDirectory
 from clipline.errors import RunError
 from clipline.study.report.content import content, warnings, words
 from clipline.study.report.reading import collect
-
-
-def gaussian_epsilon(mu, delta):
-    """Epsilon of a Gaussian mechanism (Balle and Wang 2018, theorem 8): the independent value."""
-    return brentq(
-        lambda e: norm.cdf(mu / 2 - e / mu) - math.exp(e) * norm.cdf(-mu / 2 - e / mu) - delta, 0, 200, xtol=1e-10
-    )
 
 
 def test_a_run_is_read_with_its_settings_facts_circumstances_and_curves(tmp_path):

@@ -45,6 +45,11 @@ def test_the_most_noise_before_the_metric_degrades(table, metric):
     assert borne(table, 0.07, metric).noise_multiplier == 1.0
 
 
+def test_a_loss_of_exactly_what_is_allowed_is_allowed():
+    table = trials((0.01, 1.0), (0.03, 0.75), (0.1, 0.7))
+    assert borne(table, 0.25, UP).noise_multiplier == 0.03
+
+
 def test_noise_is_raised_until_the_metric_degrades_and_then_narrowed_down_once():
     # Bears anything up to 0.2: 0.3 is too much, and so is none of the others; 0.173 lies between 0.1 and 0.3.
     assert rise(lambda z: 0.9 if z <= 0.2 else 0.5) == ([0.01, 0.03, 0.1, 0.3, 0.173], 0.173)

@@ -19,17 +19,6 @@ def spent(cohort, z, *, users, rounds, delta=None):
     return account(ledger, delta=users**-1.1 if delta is None else delta, relation=Relation.ADD_OR_REMOVE).epsilon
 
 
-# The honest cohorts for epsilon 5 of PRIVACY.md, section 1.3, which were computed by other code.
-@pytest.mark.parametrize(
-    ("rounds", "z", "cohort"), [(4000, 0.03, 1924), (1500, 0.1, 461), (3000, 0.03, 1884), (1500, 0.01, 7032)]
-)
-def test_the_honest_cohorts_of_the_papers_tasks(rounds, z, cohort):
-    found = scale_up(Target(5.0, None, MILLION, rounds, 100), z)
-    assert found.cohort_size == cohort
-    assert found.noise_multiplier == pytest.approx(z * cohort / 100)
-    assert found.alpha == pytest.approx(cohort / 100)
-
-
 @pytest.mark.parametrize(("epsilon", "users", "z"), [(4.0, MILLION, 0.1), (1.0, 200_000, 0.3), (8.0, 30_000, 0.05)])
 def test_the_scale_meets_the_target_and_one_user_less_does_not(epsilon, users, z):
     found = scale_up(Target(epsilon, 1e-6, users, 150, 100), z)
@@ -90,11 +79,6 @@ def test_more_degradation_is_offered_where_a_trial_bears_enough_noise_with_it():
         message, found = refused(target, 0.03, [(0.01, 0.0), (1.0, much)])
         assert "--degradation" not in found
         assert "a model that bears" in message
-
-
-def test_replace_one_needs_more_than_add_or_remove():
-    replaced = scale_up(Target(5.0, None, MILLION, 1500, 100, Relation.REPLACE_ONE), 0.01)
-    assert replaced.cohort_size == 7980  # PRIVACY.md, section 1.3, where the other has 7032
 
 
 def banded(epsilon=4.0, users=100_000, relation=Relation.ADD_OR_REMOVE):

@@ -148,16 +148,22 @@ def losses_of(rising: Sequence[Trial], metric: Metric) -> dict[float, float]:
     return {trial.noise_multiplier: metric.loss(rising[0].value, trial.value) for trial in rising}
 
 
+STAGES = ("rates", "noise", "scale")  # as the progress of the search names them
+
+
 def tune(question: Question, study: Study, tell: Tell = lambda line: None) -> Tuned:
     """The recipe on proxy data. `tell` gets a line whenever something was found."""
     trials = Trials(question, study)
+    study.progress.next_stage()
     tell(f"step 1 of 3: client and server rates at m = {question.trial.cohort_size}, z = {question.noise_multiplier:g}")
     search = search_with_optuna if question.search == "optuna" else search_grid
     rates = search(question, trials, tell)
+    study.progress.next_stage()
     tell(f"step 2 of 3: more noise, at rates {rates.chosen.client_lr:.3g} and {rates.chosen.server_lr:.3g}")
     metric, enough = trials.metric, question.target.enough_noise()
     noises = raise_noise(question, trials, rates.chosen, min(enough, question.most_noise), tell)
     chosen = borne(noises, question.degradation, metric)
+    study.progress.next_stage()
     tell(f"step 3 of 3: cohort and noise together, for epsilon {question.target.epsilon:g}")
     scaled = refusal = None
     try:

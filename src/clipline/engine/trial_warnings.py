@@ -1,4 +1,4 @@
-"""Labels and indices beyond what the model can take, found before anything is trained.
+"""Two mistakes that are found before anything is trained: labels beyond what the model takes, and rates that diverge.
 
 While users train, one with such a label fails in silence and adds nothing, as an error would tell of that user. So the
 largest and the smallest value of each field of whole numbers are tried first, as gaps are looked for when a table is
@@ -7,6 +7,7 @@ read: whoever runs the training has the data.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from torch import nn
 from ..data.packed_field import Field
 from ..data.population import Population
 from ..errors import CliplineError, PopulationError, RunError
-from ..federated.local_sgd import Batch
+from ..federated.local_sgd import Batch, LocalSGD
 from .core.batches import Examples
 from .core.row_fields import starting_params
 from .isolation.guard import enough_resources
@@ -30,6 +31,8 @@ if TYPE_CHECKING:  # it imports this room
 _MOST_BYTES = 1 << 28  # of a field: reading more only to find its largest value would take seconds
 _FIRST_BYTES = 1 << 22  # the same where nobody asked: about a millisecond
 _MOST_COPIED = 1 << 25  # parameters to copy to a processor for it
+_EXAMPLES = 8  # of a step at the users' rate, at most
+_FAR = 1000.0  # times the loss before the step, or 1 if that is more: made-up examples are not scaled as yours are
 
 
 class ValueRangeWarning(UserWarning):
@@ -170,3 +173,44 @@ def _refusal(
         f"field {name!r} holds values up to {largest}{unlisted}, and {where} takes 0 to {works} ({said}): number them "
         f"from 0, or give the model room for {largest + 1}"
     )
+
+
+class DivergingRateWarning(UserWarning):
+    """One step of local SGD sends the loss on made-up examples up a thousandfold: the learning rate is far too high."""
+
+
+def warn_of_rate(problem: Problem, made_up: Callable[[int], Batch]) -> None:
+    """Warn if one step at the users' rate raises the loss on made-up examples a thousandfold, or makes it infinite.
+
+    No data are read. Clipping hides such a rate: every update is cut to the clip, and most of them point nowhere. A
+    rate that is too high by less is not found. Not for Adam or clipped gradients, whose steps the rate bounds.
+    """
+    local, model = problem.local, problem.model
+    if not isinstance(local, LocalSGD) or local.clip_norm is not None:
+        return
+    count = min(local.batch_size, _EXAMPLES)
+    both = made_up(2 * count)  # a step on some makes even the highest rate fit these, and not the others
+    batch, others = ({name: field[half::2] for name, field in both.items()} for half in (0, 1))
+    with problem.users_apart():
+        try:
+            model.load(model.initial)
+            before = float(problem.reduced(loss_of_one(problem, model.module, others), count).detach())
+            leaves = list(model.trainable.values())
+            loss = problem.reduced(loss_of_one(problem, model.module, batch), count)
+            with torch.no_grad():
+                for leaf, gradient in zip(leaves, torch.autograd.grad(loss, leaves, allow_unused=True), strict=True):
+                    if gradient is not None:
+                        leaf.sub_(gradient, alpha=local.lr)
+            after = float(problem.reduced(loss_of_one(problem, model.module, others), count).detach())
+        except Exception:  # what fails on made-up examples has been told by now, or is due to this step
+            return
+        finally:
+            problem.isolation.after_user()
+            model.load(model.initial)
+    if math.isfinite(before) and not after <= _FAR * max(before, 1.0):  # NaN too
+        warnings.warn(
+            f"lr={local.lr:g} of LocalSGD lets users diverge: on made-up examples one step takes the loss from "
+            f"{before:.3g} to {after:.3g}. Divide it by ten until this goes (--client-lr on the command line)",
+            DivergingRateWarning,
+            stacklevel=4,  # who makes the training
+        )
