@@ -83,8 +83,6 @@ def list_fields(name: str, rows: Any, options: ColumnOptions) -> dict[str, Field
 
 def field_array(name: str, values: Any, options: ColumnOptions) -> NDArray[Any]:
     """One field as an array of numbers, as `fields_of_arrays` says. Text and objects become a column of Arrow first."""
-    import pyarrow as pa
-
     try:
         array = np.asarray(values)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
@@ -99,6 +97,8 @@ def field_array(name: str, values: Any, options: ColumnOptions) -> NDArray[Any]:
     whole = array.dtype.kind == "f" and kind.startswith(("int", "uint", "bool"))
     if array.dtype.kind not in "OUST" and not whole:
         return numbers_only(name, options.applied(name, array))
+    import pyarrow as pa
+
     try:
         column = pa.array(listed(values if whole else array), from_pandas=True)
     except (pa.ArrowException, OverflowError):
