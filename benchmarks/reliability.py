@@ -564,7 +564,8 @@ pass, {single} of them edits of one file. All edits alike are found by the seal 
 
 `python -m tests.fuzz` changes good files by chance, seed {counts["seed"]}: {sum(total.values()):,} inputs,
 {total["found"]:,} findings, kinds: {counts["kinds"]}. A finding is anything but reading the file or refusing it in a
-sentence: another error, a crash, 20 s, 3 GiB, a control character. {made("fuzz")}.
+sentence: another error, a crash, 20 s, 3 GiB, a control character.
+{made("fuzz")}.
 
 {table}
 
