@@ -193,20 +193,41 @@ class Observer(Callback):
 LOCAL = LocalSGD(lr=0.2, batch_size=8)
 
 
-def small_training(rounds: int, clip=None, noise_multiplier: float = 0.5, **options) -> Training:
+def small_training(rounds: int, clip=None, noise_multiplier: float = 0.5, noise_source=None, **options) -> Training:
     """A short private training of a linear model in float32."""
-    options = {"privacy": Privacy(noise_multiplier=noise_multiplier), "seed": 3, "server": ServerSGD(), **options}
-    model, population = linear_float32(), small_population()
-    return Training(
-        model,
-        cross_entropies,
-        population,
-        rounds=rounds,
-        cohort_size=20,
-        local=LOCAL,
-        clip=clip,
-        **options,
-    )
+    usual = {
+        "model": linear_float32(), "loss": cross_entropies, "population": small_population(), "cohort_size": 20,
+        "local": LOCAL, "server": ServerSGD(), "seed": 3,
+        "privacy": Privacy(noise_multiplier=noise_multiplier, noise_source=noise_source),
+    }  # fmt: skip
+    return Training(rounds=rounds, clip=clip, **{**usual, **options})
+
+
+class Gone(Exception):
+    """The power, or the process."""
+
+
+class GoneAfter(Callback):
+    """Ends a run as a crash does, once so many rounds are written."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def on_round(self, report, state) -> None:
+        if state.round_index == self.rounds:
+            raise Gone
+
+
+class StopAfter(Callback):
+    """Asks to stop once so many rounds are done."""
+
+    reads_guarantee = False
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self.stop_requested = rounds, rounds == 0
+
+    def on_release(self, state) -> None:
+        self.stop_requested = state.round_index >= self.rounds
 
 
 class Uncompiled:

@@ -25,40 +25,22 @@ def own_vector(training, params, user, round_index, size=0.9):
     return vector
 
 
-def kept_apart(training, params, users, round_index):
-    total = torch.zeros(len(params) + 1, dtype=torch.float64)
-    for user in users:
-        total += own_vector(training, params, user, round_index)
-    return total
+def kept_apart(training, params, users, round_index, size=0.9):
+    own = (own_vector(training, params, user, round_index, size) for user in users)
+    return sum(own, torch.zeros(len(params) + 1, dtype=torch.float64))
 
 
-def longer_than_the_clip(training, params, users, round_index):
-    return sum((own_vector(training, params, user, round_index, size=1.001) for user in users), torch.zeros(()))
+def at(place, value, params):
+    """A vector with one number in it."""
+    vector = torch.zeros(len(params) + 1, dtype=torch.float64)
+    vector[place] = value
+    return vector
 
 
 def last_user_added_to_the_next(training, params, users, round_index):
-    total, last = kept_apart(training, params, users, round_index), 0.0
-    for user in users:
-        total[:-1] += 1e-6 * last
-        last = own_vector(training, params, user, round_index)[:-1]
-    return total
-
-
-def keyed_by_position(training, params, users, round_index):
-    total = kept_apart(training, params, users, round_index)
-    total[0] += 1e-6 * CLIP * float(users.sum())
-    return total
-
-
-def width_of_the_largest(training, params, users, round_index):
-    total = kept_apart(training, params, users, round_index)
-    total[0] += 1e-6 * CLIP * max((training.population.size(user) for user in users), default=0)
-    return total
-
-
-def mode_by_anybodys_nan(training, params, users, round_index):
-    total = kept_apart(training, params, users, round_index)
-    return total * (1 + 1e-15) if np.isnan(training.population.fields["x"]).any() else total
+    vectors = [own_vector(training, params, user, round_index)[:-1] for user in users][:-1]
+    added = sum((1e-6 * vector for vector in vectors), torch.zeros(len(params), dtype=torch.float64))
+    return kept_apart(training, params, users, round_index) + torch.cat([added, torch.zeros(1)])
 
 
 def left_from_the_round_before(training, params, users, round_index):
@@ -68,52 +50,53 @@ def left_from_the_round_before(training, params, users, round_index):
     return total + 1e-9 * before
 
 
-def bit_of_somebody_else(training, params, users, round_index):
-    total = kept_apart(training, params, users, round_index)
-    total[-1] += len(users) % 2
-    return total
+def writes(choose):
+    def made(training, params, users, round_index):
+        total, (owner, place) = kept_apart(training, params, users, round_index), choose(training, params)
+        owner[place] += 1e-9
+        return total
+
+    return made
 
 
-def parameters_written_to(training, params, users, round_index):
-    total = kept_apart(training, params, users, round_index)
-    params[0] += 1e-9
-    return total
+def beside(spoil):
+    """What `spoil` adds to the right sum, which may be an error."""
+    return lambda training, params, users, t: kept_apart(training, params, users, t) + spoil(training, params, users)
 
 
-def data_written_to(training, params, users, round_index):
-    total = kept_apart(training, params, users, round_index)
-    training.population.fields["x"][0, 0] += 1e-9
-    return total
+def raises(error, when=lambda training: True):
+    def made(training, params, users):
+        if when(training):
+            raise error
+        return 0.0
+
+    return beside(made)
 
 
-def traceback(training, params, users, round_index):
-    raise ValueError("label 7 is out of range")
+def has_nan(training):
+    return np.isnan(training.population.fields["x"]).any()
 
 
-def refused_for_one_user(training, params, users, round_index):
-    if np.isnan(training.population.fields["x"]).any():
-        raise ModuleError("the loss is not a number: mend it")
-    return kept_apart(training, params, users, round_index)
+def largest(training, users):
+    return max((training.population.size(user) for user in users), default=0)
 
 
-def refused_without_a_name(training, params, users, round_index):
-    raise SettingError("something is wrong: do something else")
-
-
-LEAKS = [
-    longer_than_the_clip,
-    last_user_added_to_the_next,
-    keyed_by_position,
-    width_of_the_largest,
-    mode_by_anybodys_nan,
-    left_from_the_round_before,
-    bit_of_somebody_else,
-    parameters_written_to,
-    data_written_to,
-    traceback,
-    refused_for_one_user,
-    refused_without_a_name,
-]
+LEAKS = {
+    "longer than the clip": lambda *given: kept_apart(*given, size=1.001),
+    "last user added to the next": last_user_added_to_the_next,
+    "keyed by position": beside(lambda training, params, users: at(0, 1e-6 * CLIP * float(users.sum()), params)),
+    "width of the largest": beside(
+        lambda training, params, users: at(0, 1e-6 * CLIP * largest(training, users), params)
+    ),
+    "mode by anybody's NaN": lambda training, *given: kept_apart(training, *given) * (1 + 1e-15 * has_nan(training)),
+    "left from the round before": left_from_the_round_before,
+    "bit of somebody else": beside(lambda training, params, users: at(-1, len(users) % 2, params)),
+    "parameters written to": writes(lambda training, params: (params, 0)),
+    "data written to": writes(lambda training, params: (training.population.fields["x"], (0, 0))),
+    "traceback": raises(ValueError("label 7 is out of range")),
+    "refused for one user": raises(ModuleError("the loss is not a number: mend it"), has_nan),
+    "refused without a name": raises(SettingError("something is wrong: do something else")),
+}
 
 
 def test_sums_that_keep_users_apart_are_accepted(monkeypatch):
@@ -121,7 +104,7 @@ def test_sums_that_keep_users_apart_are_accepted(monkeypatch):
     assert findings(PLAIN) == []
 
 
-@pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.__name__)
+@pytest.mark.parametrize("leak", LEAKS.values(), ids=LEAKS)
 def test_every_kind_of_leak_is_found(monkeypatch, leak):
     monkeypatch.setattr(neighbours, "private_sum", leak)
     found = findings(PLAIN)
@@ -130,20 +113,14 @@ def test_every_kind_of_leak_is_found(monkeypatch, leak):
 
 
 def test_the_size_of_a_leak_is_told_in_clips(monkeypatch):
-    def constant(training, params, users, round_index):
-        total = kept_apart(training, params, users, round_index)
-        total[0] += 3 * CLIP * len(training.population)
-        return total
-
+    constant = beside(lambda training, params, users: at(0, 3 * CLIP * len(training.population), params))
     monkeypatch.setattr(neighbours, "private_sum", constant)
     removed = [one.clips for one in findings(PLAIN, ["first and largest user removed"]) if "without" in one.what]
     assert removed == [pytest.approx(3.0)]
 
 
 def test_a_refusal_by_all_in_one_sentence_is_accepted(monkeypatch):
-    def refused(training, params, users, round_index):
-        raise ModuleError("layer 'weight' keeps statistics: use another")
-
+    refused = raises(ModuleError("layer 'weight' keeps statistics: use another"))
     monkeypatch.setattr(neighbours, "private_sum", refused)
     assert isinstance(findings(PLAIN), Refused)
 

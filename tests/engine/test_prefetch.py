@@ -1,22 +1,12 @@
 """Draws in the background are those of `PlainDraws`, to the last bit: they come earlier, and nothing else differs."""
 
 import copy
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from samples import (
-    LOCAL,
-    cross_entropies,
-    cross_entropy,
-    flat_training,
-    linear_model,
-    one_round,
-    population_of,
-    small_population,
-)
+from samples import LOCAL, Observer, StopAfter, cross_entropies, flat_training, linear_model, one_round, population_of
 
 from clipline import FixedClip, QuantileClip
 from clipline.engine import prefetch
@@ -27,7 +17,6 @@ from clipline.errors import RunError
 from clipline.federated.draws import PART, NoiseNow, PlainDraws
 from clipline.federated.sampling import FixedSizeSampler, PoissonSampler
 from clipline.random.streams import Streams
-from clipline.training.callbacks import Callback
 
 COUNT = 3 * PART + 5
 
@@ -54,28 +43,22 @@ def begun(monkeypatch):
     return seen
 
 
-def keys(rounds, seed=0):
+def keys(rounds, seed=5):
     return [Streams(seed).noise(t).bit_generator.state["state"]["key"].tolist() for t in rounds]
 
 
-def test_every_round_draws_once_and_from_its_own_stream(begun, monkeypatch):
+def test_every_round_draws_once_from_its_own_stream_and_none_that_does_not_come(begun, monkeypatch):
     monkeypatch.setattr("clipline.federated.mechanism.NoiseNow", None)  # not drawn a second time on release
-    settings = {"rounds": 4, "cohort_size": 20, "local": LOCAL, "seed": 0, "noise_multiplier": 0.5}
-    flat_training(linear_model(), cross_entropy, small_population(), **settings).run()
-    assert [count for _, count in begun] == [19] * 4  # none for a round that does not come
-    assert [key for key, _ in begun] == keys(range(4))
-
-
-def test_a_round_that_the_budget_does_not_allow_is_not_drawn(begun):
-    settings = {"rounds": 6, "cohort_size": 20, "local": LOCAL, "seed": 0, "noise_multiplier": 0.5}
-    limit = flat_training(linear_model(), cross_entropy, small_population(), **{**settings, "rounds": 2}).planned
-    run = flat_training(linear_model(), cross_entropy, small_population(), **settings, max_epsilon=limit.epsilon)
-    assert len(run.run().reports) == 2
+    small_training(rounds=4).run()
+    assert begun == [(key, 16 * 3 + 1) for key in keys(range(4))]
+    begun.clear()
+    run = small_training(max_epsilon=small_training(rounds=2).planned.epsilon)
+    assert len(run.run().reports) == 2  # the budget allows no third
     assert [key for key, _ in begun] == keys(range(2))
 
 
 def test_what_was_begun_is_taken_and_only_one_round_is_held(begun):
-    draws = Prefetch(PoissonSampler(100, 10), Streams(0), 18, "cpu", until=3)
+    draws = Prefetch(PoissonSampler(100, 10), Streams(5), 18, "cpu", until=3)
     draws.prefetch(1)
     draws.take(1)
     draws.prefetch(2)
@@ -90,15 +73,10 @@ def test_what_was_begun_is_taken_and_only_one_round_is_held(begun):
 # Cohort and noise of a round ------------------------------------------------------------------------------------------
 
 
-def draws(kind, sampler, seed=3, dim=18, until=10):
-    plain = PlainDraws(sampler, Streams(seed), dim)
-    return plain if kind == "plain" else Prefetch(sampler, Streams(seed), dim, "cpu", until)
-
-
 @pytest.mark.parametrize("dim", [1, 18, PART - 1, PART, 2 * PART + 3])  # below, at and above one part
 @pytest.mark.parametrize("sampler", [PoissonSampler(1000, 50), FixedSizeSampler(1000, 50)], ids=["poisson", "fixed"])
 def test_cohorts_and_noise_are_those_of_plain_draws_to_the_last_bit(sampler, dim):
-    ours, plain = (draws(kind, sampler, dim=dim) for kind in ("prefetch", "plain"))
+    ours, plain = Prefetch(sampler, Streams(3), dim, "cpu", until=10), PlainDraws(sampler, Streams(3), dim)
     for t in range(3):
         (cohort, noise), (expected, numbers) = ours.take(t), plain.take(t)
         ours.prefetch(t + 1)
@@ -108,16 +86,9 @@ def test_cohorts_and_noise_are_those_of_plain_draws_to_the_last_bit(sampler, dim
         found = noise.numbers()
         assert found.dtype == torch.float64
         assert torch.equal(found, numbers.numbers())
-
-
-@pytest.mark.parametrize("kind", ["prefetch", "plain"])
-def test_the_numbers_of_a_round_are_given_out_once(kind):
-    made = draws(kind, PoissonSampler(100, 10))
-    made.prefetch(2)
-    _, noise = made.take(2)
-    noise.numbers()
-    with pytest.raises(RunError, match="noise was asked for twice but hides one release only"):
-        noise.numbers()
+        for one in (noise, numbers):
+            with pytest.raises(RunError, match="noise was asked for twice but hides one release only"):
+                one.numbers()
 
 
 def small_training(**changes):
@@ -142,12 +113,13 @@ class Watching:
 
 @pytest.mark.parametrize("source", ["seed", "system"])
 def test_every_round_trains_a_cohort_of_its_own_once(source):
-    training = small_training(noise_source=source)
+    training, keys = small_training(noise_source=source), []
     training.backend = watching = Watching(training.backend)
-    training.run()
+    training.run([Observer(lambda report, state: keys.append(training.key.unprivate_bytes))])
     assert [t for t, _ in watching.came] == [0, 1, 2, 3, 4, 5]
     assert len({tuple(users) for _, users in watching.came}) == 6
     sampler, streams = training.algorithm.sampler, training.problem.runs[0].streams
+    streams.key.restore(keys[0])
     anew = [(t, sampler.draw(streams.sampling(t)).users.tolist()) for t in range(6)]
     assert watching.came == anew  # under the same key too
 
@@ -171,19 +143,7 @@ def test_a_run_is_what_its_rounds_are_one_at_a_time_without_anything_ahead(uncom
     assert result.state.clip == state.clip
 
 
-class StopAfter(Callback):
-    """Asks the run to stop after a round."""
-
-    stop_requested = False
-
-    def __init__(self, round_index):
-        self._last = round_index
-
-    def on_round(self, report, state):
-        self.stop_requested = report.round_index >= self._last
-
-
-@pytest.mark.parametrize("callbacks", [[], [StopAfter(2)]], ids=["to the end", "stopped"])
+@pytest.mark.parametrize("callbacks", [[], [StopAfter(3)]], ids=["to the end", "stopped"])
 def test_a_training_keeps_nothing_of_what_its_run_has_drawn(callbacks):
     training = small_training()
     result = training.run(callbacks)
@@ -191,22 +151,3 @@ def test_a_training_keeps_nothing_of_what_its_run_has_drawn(callbacks):
     again = copy.deepcopy(training)  # the threads that draw could not be copied
     assert torch.equal(again.run(state=result.state).state.params, training.run(state=result.state).state.params)
     assert torch.equal(training.run().state.params, again.run().state.params)
-
-
-# Threads --------------------------------------------------------------------------------------------------------------
-
-
-def noise_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("clipline-noise")]
-
-
-def test_threads_start_with_the_first_draw_and_end_when_the_draws_are_closed():
-    before = noise_threads()
-    draws = Prefetch(PoissonSampler(100, 10), Streams(0), COUNT, "cpu", until=3)
-    assert noise_threads() == before
-    _, noise = draws.take(0)
-    draws.prefetch(1)
-    assert len(noise_threads()) > len(before)
-    draws.close()
-    assert noise_threads() == before
-    assert len(noise.numbers()) == COUNT + 1  # what was taken before is still there

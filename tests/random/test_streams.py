@@ -16,11 +16,7 @@ def test_the_counter_stream_is_splitmix64():
         4593380528125082431,
         16408922859458223821,
     ]
-    assert user_bits(1234567, 5).tolist() == expected
-
-
-def test_word_i_depends_on_key_and_i_alone():
-    assert user_bits(99, 10).tolist() == user_bits(99, 1000)[:10].tolist()
+    assert user_bits(1234567, 5).tolist() == expected == user_bits(1234567, 1000)[:5].tolist()
 
 
 def test_orders_are_permutations_and_every_place_is_equally_likely():
@@ -131,8 +127,8 @@ def test_words_of_many_keys_at_once_are_those_of_each():
     keys = np.array([0, 1234567, 2**64 - 1], np.uint64)
     words = counter_bits(keys[:, None], np.arange(5))
     assert words.dtype == np.uint64
-    for key, row in zip(keys.tolist(), words, strict=True):
-        assert row.tolist() == user_bits(key, 5).tolist() == [splitmix64(key, i) for i in range(5)]
+    assert words.tolist() == [user_bits(key, 5).tolist() for key in keys.tolist()]
+    assert words.tolist() == [[splitmix64(key, i) for i in range(5)] for key in keys.tolist()]
     assert counter_bits(keys, 3).tolist() == words[:, 3].tolist()
 
 

@@ -36,9 +36,7 @@ def test_the_most_likely_class_is_named_and_every_class_has_a_column():
     assert list(named_columns(chances * 2, ["a", "b", "c"]))[1] == "score_a"  # no chances: they do not add up to 1
     of_field = named_columns(chances[:, :2], ["bus", "tram", "other"], of_field=True)
     assert of_field["prediction"].tolist() == ["tram", "bus"]
-    with pytest.raises(
-        SettingError, match="as many as the model predicts, 2"
-    ):  # a list that is given has no spare name
+    with pytest.raises(SettingError, match="as many as the model predicts, 2"):  # a given list has no spare name
         named_columns(chances[:, :2], ["bus", "tram", "other"])
     assert named_columns(chances, None)["prediction"].tolist() == [1, 0]
     assert named_columns(chances[:0], ["a", "b", "c"])["prediction"].shape == (0,)

@@ -40,6 +40,8 @@ def test_every_kind_of_table_gives_the_trained_columns_in_the_order_of_its_rows(
         assert sorted(arrays) == ["km", "stops"], data
         assert arrays["km"].tolist() == [3.5, 1.0, 2.0], data
         assert arrays["stops"].tolist() == [1, 2, 3], data
+    table = pa.table({"km": np.arange(25.0)})  # sorted as text, 10 would come before 2
+    assert arrays_of(table, ["km"], only="").fields["km"].tolist() == list(range(25))
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
@@ -48,11 +50,8 @@ def test_dataframes_too_whatever_their_index(library):
     frame = frames.DataFrame({**COLUMNS, "x": [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]})
     if library == "pandas":
         frame.index = [7, 7, 3]
-    assert arrays_of(frame["km"], list(TRAINED), only="only").fields["only"].tolist() == [
-        3.5,
-        1.0,
-        2.0,
-    ]  # a single column
+    single = arrays_of(frame["km"], list(TRAINED), only="only").fields
+    assert single["only"].tolist() == [3.5, 1.0, 2.0]
     arrays = arrays_of(frame, list(TRAINED), only="").fields
     assert arrays["km"].tolist() == [3.5, 1.0, 2.0]
     assert arrays["x"].tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
@@ -86,19 +85,13 @@ def test_lists_of_a_population_stay_packed_and_those_of_a_table_are_padded():
         arrays_of(population, list(trained), only="", options=ColumnOptions.of(options), keep=["t"])
 
 
-def test_more_rows_than_ten_keep_their_order():
-    table = pa.table({"km": np.arange(25.0)})  # sorted as text, 10 would come before 2
-    assert arrays_of(table, ["km"], only="").fields["km"].tolist() == list(range(25))
-
-
-def test_whole_numbers_where_fractions_were_trained_become_fractions():
-    assert field_like("km", np.array([3, 4]), TRAINED).dtype == np.float32
-    assert field_like("", np.array([[3, 4]]), TRAINED).dtype == np.float32  # the only field of that shape
-    assert field_like("", np.array([[3, 4, 5]]), TRAINED).dtype == np.int64  # there is none
-
-
-def test_fractions_where_whole_numbers_were_trained_are_taken_if_they_are_whole():
-    assert field_like("stops", np.array([3.0, 4.0]), TRAINED).dtype == np.uint8
+def test_numbers_become_of_the_trained_type_if_nothing_is_lost():
+    for name, given, expected in (
+        ("km", np.array([3, 4]), np.float32), ("stops", np.array([3.0, 4.0]), np.uint8),
+        ("", np.array([[3, 4]]), np.float32),  # the only field of that shape
+        ("", np.array([[3, 4, 5]]), np.int64),  # there is none
+    ):  # fmt: skip
+        assert field_like(name, given, TRAINED).dtype == expected
     for wrong in (np.array([3.5]), np.array([300]), np.array([-1]), np.array([np.nan])):
         with pytest.raises(SettingError, match=r"type of 'stops'='\w+' must be uint8 as in the training"):
             field_like("stops", wrong, TRAINED)
@@ -118,10 +111,7 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path):
         (tmp_path / "objects.npz", "cannot be read"),  # NumPy would unpickle it
         (7, "'data' is int and no array of numbers"),
         ({"km": [{}]}, "'km' is list and no array of numbers"),
-        (
-            pa.table({"km": [1.0, None]}),
-            r"has no value for 'km' in row 2 .*: fill the gaps or drop the rows, as the train",
-        ),
+        (pa.table({"km": [1.0, None]}), r"has no value for 'km' in row 2 .*: fill the gaps or drop the rows, as the"),
     ):
         with pytest.raises((PopulationError, SettingError), match=said):
             arrays_of(data, list(TRAINED), only="")

@@ -98,10 +98,12 @@ def test_a_file_that_has_changed_is_warned_of(trained, tmp_path):
         cl.load(trained / "run", model=str(trained / "mine.py"))
 
 
-def test_a_file_with_a_task_of_its_own_needs_the_model(tmp_path):
+def test_a_file_with_a_task_of_its_own_needs_the_model_and_an_unknown_task_is_refused(tmp_path):
     (tmp_path / "task.py").write_text("TASK = 1\n")
     with pytest.raises(SettingError, match="defines TASK, whose model cannot be made without its data"):
         code_of({}, str(tmp_path / "task.py"), tmp_path)
+    with pytest.raises(SettingError, match="did you mean 'handwriting'"):
+        code_of({"name": "handwritten"}, None, None)
 
 
 def test_a_model_of_a_task_of_clipline_is_made_with_its_options(tmp_path, monkeypatch):
@@ -115,8 +117,3 @@ def test_a_model_of_a_task_of_clipline_is_made_with_its_options(tmp_path, monkey
     predicted = saved.predict({"pixels": pixels, "labels": np.zeros(2, np.uint8)})
     assert predicted.shape == (2, 3)
     assert torch.isfinite(bias).all()
-
-
-def test_an_unknown_task_is_refused_with_the_nearest():
-    with pytest.raises(SettingError, match="did you mean 'handwriting'"):
-        code_of({"name": "handwritten"}, None, None)

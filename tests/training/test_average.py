@@ -6,20 +6,15 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from samples import LOCAL, Observer, cross_entropies, linear_float32, small_population
+from samples import Observer, StopAfter, small_population, small_training
 
 import clipline as cl
-from clipline.training.callbacks import Callback
 
 PEOPLE, TEST = small_population(90).split(test=0.3, seed=0)
 
 
 def made(rounds=6, **options):
-    options = {"server": cl.ServerNormalised(), "seed": 3, **options}
-    return cl.Training(
-        linear_float32(), cross_entropies, PEOPLE, rounds=rounds, cohort_size=20, local=LOCAL,
-        privacy=cl.Privacy(noise_multiplier=0.5), **options,
-    )  # fmt: skip
+    return small_training(rounds, **{"server": cl.ServerNormalised(), "population": PEOPLE, **options})
 
 
 def accuracy(model, batch):
@@ -29,14 +24,6 @@ def accuracy(model, batch):
 def accuracy_of(model):
     x, y = (torch.as_tensor(np.asarray(TEST.fields[name])) for name in ("x", "y"))
     return float(accuracy(model, {"x": x.float(), "y": y}).mean())
-
-
-class StopAfter(Callback):
-    def __init__(self, rounds):
-        self.rounds, self.stop_requested = rounds, False
-
-    def on_release(self, state):
-        self.stop_requested = state.round_index >= self.rounds
 
 
 def test_a_training_gives_and_measures_the_average_of_its_models_and_has_the_last_beside_it():

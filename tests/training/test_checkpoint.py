@@ -1,46 +1,28 @@
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from samples import LOCAL, cross_entropies, small_population
-from samples import linear_float32 as linear
+from samples import Observer, linear_float32, small_training
 
-from clipline import QuantileClip, ServerAdam, ServerSGD, ServerYogi, Training
+from clipline import QuantileClip, ServerAdam, ServerSGD, ServerYogi
 from clipline.errors import ModuleError, RunError
 from clipline.training import checkpoint
-from clipline.training.callbacks import Callback
-from clipline.training.checkpoint import (
-    CheckpointWriter,
-    DamagedCheckpointWarning,
-    load_checkpoint,
-    load_last,
-    save_checkpoint,
-)
+from clipline.training.checkpoint import CheckpointWriter, load_checkpoint, save_checkpoint
 from clipline.training.durable import damage, save_tensors
 from clipline.training.model_card import save_model
-from clipline.training.options import Privacy
-from clipline.training.run_files import CHECKPOINT, OLDER
 
 
 @pytest.mark.parametrize("server", [ServerSGD(0.5), ServerAdam(0.1), ServerYogi(0.1)])
 def test_pitfall_restart_keeps_clip_momentum_round_streams_and_ledger_together(tmp_path, server):
     def training():
-        return Training(
-            linear(), cross_entropies, small_population(), rounds=8, cohort_size=20, local=LOCAL,
-            seed=3, privacy=Privacy(noise_multiplier=0.4), clip=QuantileClip(start=0.003), server=server,
-        )  # fmt: skip
+        return small_training(8, QuantileClip(start=0.003), server=server)
 
-    path = tmp_path / "checkpoint.safetensors"
-
-    class SaveAtFive(Callback):
-        def on_round(self, report, state):
-            if state.round_index == 5:
-                save_checkpoint(path, state)
-
-    whole = training().run([SaveAtFive()])
+    path, states = tmp_path / "checkpoint.safetensors", []
+    whole = training().run([Observer(lambda report, state: states.append(state))])
+    save_checkpoint(path, states[4])
     resumed = training().run(state=load_checkpoint(path))
     assert torch.equal(resumed.state.params, whole.state.params)
     assert resumed.state.clip == whole.state.clip
@@ -99,31 +81,6 @@ def test_every_changed_bit_of_a_file_and_every_cut_is_seen(tmp_path):
         assert damage(changed) is not None
 
 
-def test_the_checkpoint_before_the_last_is_kept_and_stands_in_for_a_damaged_one(tmp_path):
-    path, (first, second, third) = tmp_path / CHECKPOINT, states(3)
-    for state in (first, second, third):
-        save_checkpoint(path, state)
-    assert sorted(one.name for one in tmp_path.iterdir()) == [OLDER, CHECKPOINT]
-    assert load_last(path, "cpu", "").round_index == 3
-    path.write_bytes(path.read_bytes()[:-1] + b"!")
-    with pytest.warns(DamagedCheckpointWarning, match="is damaged .*from the checkpoint before it, after 2 rounds"):
-        state = load_last(path, "cpu", "")
-    assert torch.equal(state.params, second.params)
-    assert state.ledger == second.ledger
-    assert load_last(path, "cpu", "").round_index == 2  # it has taken the place of the other
-    path.write_bytes(b"")
-    with pytest.raises(RunError, match="cannot be read as a checkpoint"):  # there is no third
-        load_last(path, "cpu", "")
-
-
-def test_a_saved_model_loads_into_a_new_one(tmp_path):
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.GroupNorm(1, 2))
-    save_model(tmp_path / "m.safetensors", model, {"task": "none"})
-    other = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.GroupNorm(1, 2))
-    other.load_state_dict(load_file(tmp_path / "m.safetensors"))
-    assert torch.equal(other[0].weight, model[0].weight)
-
-
 def test_a_model_with_more_than_tensors_in_its_state_is_refused_as_nothing_is_pickled(tmp_path):
     class Extra(torch.nn.Linear):
         def get_extra_state(self):
@@ -136,16 +93,7 @@ def test_a_model_with_more_than_tensors_in_its_state_is_refused_as_nothing_is_pi
 def states(count):
     """The first states of a run."""
     kept = []
-
-    class Keep(Callback):
-        def on_round(self, report, state):
-            kept.append(state)
-
-    training = Training(
-        linear(), cross_entropies, small_population(), rounds=count, cohort_size=20, local=LOCAL, seed=3,
-        privacy=Privacy(noise_multiplier=0.4),
-    )  # fmt: skip
-    training.run([Keep()])
+    small_training(count, server=None).run([Observer(lambda report, state: kept.append(state))])
     return kept
 
 
@@ -202,7 +150,6 @@ def test_where_checkpoints_come_fast_the_latest_waits_and_flush_does_not(tmp_pat
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path):
-
     (state,) = states(1)
     writer = CheckpointWriter(tmp_path / "missing" / "c")
     writer.write(state)
@@ -214,9 +161,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path):
 
 
 def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
-    def full(*given):
-        raise SafetensorError("No space left on device")
-
+    full = Mock(side_effect=SafetensorError("No space left on device"))
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(RunError, match=r"cannot be written \(No space left on device\): make room, then save again"):
-        save_model(tmp_path / "model.safetensors", linear(), {})
+        save_model(tmp_path / "model.safetensors", linear_float32(), {})

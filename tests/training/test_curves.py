@@ -1,9 +1,9 @@
 import matplotlib.figure
 import matplotlib.image
 import pytest
-from samples import small_training
+from samples import StopAfter, small_training
 
-from clipline import FixedClip, Privacy, QuantileClip
+from clipline import FixedClip, QuantileClip
 from clipline.training import curves
 from clipline.training.curves import Curves
 from clipline.training.evaluation import Evaluate
@@ -75,8 +75,7 @@ def test_an_epsilon_that_does_not_hold_is_struck_through_with_the_reason(
 
 
 def test_noise_from_the_system_holds_whatever_the_seed(tmp_path, drawn):
-    run = training(privacy=Privacy(noise_multiplier=0.5, noise_source="system"))
-    run.run([Curves(tmp_path / "c.png")])
+    training(noise_source="system").run([Curves(tmp_path / "c.png")])
     assert "NOT PRIVATE" not in drawn[0].get_suptitle()
 
 
@@ -89,9 +88,14 @@ def test_what_was_not_measured_released_or_promised_is_said(tmp_path, drawn):
     assert "not released" in words[3][0]
 
 
-def test_the_metric_to_draw_can_be_named_and_may_be_no_number(tmp_path, drawn):
-    training().run([evaluate(), Curves(tmp_path / "c.png", metric="loss")])
-    assert titles(drawn[0])[0] == "loss"
+def test_the_metric_to_draw_can_be_named_and_a_long_title_fits_above_the_figure(tmp_path, drawn):
+    training().run([evaluate(), Curves(tmp_path / "c.png", metric="loss", title=" ".join(["rides of a town"] * 20))])
+    figure = drawn[0]
+    assert titles(figure)[0] == "loss"  # whose values are no numbers
+    (title,) = [text for text in figure.texts if "NOT PRIVATE" in text.get_text()]
+    assert title.get_text().startswith("rides of a town")
+    box = title.get_window_extent(figure.canvas.get_renderer())
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
 
 
 def test_the_figure_of_a_run_directory_has_all_rounds_and_the_facts(real_curves, tmp_path, drawn):
@@ -106,26 +110,11 @@ def test_the_figure_of_a_run_directory_has_all_rounds_and_the_facts(real_curves,
 
 
 def test_a_folder_may_have_any_name(real_curves, tmp_path):
-    folder = (
-        tmp_path / "run $x^$ \udcff 走"
-    )  # formulas that are none, a byte that is no UTF-8, letters that no font has
+    folder = tmp_path / "run $x^$ \udcff 走"  # no formula, a byte that is no UTF-8, a letter that no font has
     training().run([RunDirectory(folder), evaluate()])
     assert (folder / CURVES).stat().st_size > 10_000
 
 
-def test_a_long_title_and_the_guarantee_fit_above_the_figure(tmp_path, drawn):
-    training().run([Curves(tmp_path / "c.png", title=" ".join(["rides of a town"] * 20))])
-    figure = drawn[0]
-    (title,) = [text for text in figure.texts if "NOT PRIVATE" in text.get_text()]
-    assert title.get_text().startswith("rides of a town")
-    box = title.get_window_extent(figure.canvas.get_renderer())
-    assert box.x0 >= 0
-    assert box.x1 <= figure.bbox.x1
-
-
 def test_a_run_without_a_round_draws_nothing(tmp_path):
-    class Stop(Curves):
-        stop_requested = True
-
-    training().run([Stop(tmp_path / "c.png")])
+    training().run([Curves(tmp_path / "c.png"), StopAfter(0)])
     assert list(tmp_path.iterdir()) == []

@@ -2,9 +2,9 @@
 of w fractions is off by 0.05 / sqrt(w), and four times that is let pass."""
 
 import pytest
-from samples import small_training
+from samples import StopAfter, small_training
 
-from clipline import Callback, Evaluate, HopelessNoiseWarning, RunDirectory
+from clipline import Evaluate, HopelessNoiseWarning, RunDirectory
 from clipline.study.report.reading import read_run_directory
 from clipline.training.diagnosis import Known, best_and_last, diagnose
 
@@ -159,28 +159,15 @@ def test_an_interrupted_run_is_judged_only_by_what_cannot_come_right():
     assert kinds(lines, Known(target=0.5, cohort_size=100, facts=facts)) == ["baseline", "clip_not_arrived"]
     assert kinds(lines, Known(target=0.5, cohort_size=100, facts=facts, ended=False)) == []
 
-    class Stop(Callback):
-        stop_requested = True
-
-    assert small_training(3).run([Stop()]).findings == ()
-    result = small_training(9).run([RoundStop(2), Evaluate(lambda model: {"accuracy": 0.1, "baseline": 0.1}, every=1)])
+    assert small_training(3).run([StopAfter(0)]).findings == ()
+    result = small_training(9).run([StopAfter(2), Evaluate(lambda model: {"accuracy": 0.1, "baseline": 0.1}, every=1)])
     assert (result.stopped, result.findings) == ("interrupted", ())
-
-
-class RoundStop(Callback):
-    """Asks to stop after so many rounds."""
-
-    def __init__(self, rounds):
-        self.rounds, self.stop_requested = rounds, False
-
-    def on_round(self, report, state):
-        self.stop_requested = state.round_index >= self.rounds
 
 
 def test_after_a_resume_the_whole_run_is_judged_as_in_its_files(tmp_path):
     values = iter([0.3, 0.5, 0.9, 0.9, 0.4, 0.1, 0.1, 0.1])
     evaluate = Evaluate(lambda model: {"accuracy": next(values)}, every=1)
-    small_training(8).run([RunDirectory(tmp_path / "run"), evaluate, RoundStop(4)])
+    small_training(8).run([RunDirectory(tmp_path / "run"), evaluate, StopAfter(4)])
     result = small_training(8).resume(tmp_path / "run", [evaluate])
     assert [one.kind for one in result.findings] == ["collapsed"]
     assert (result.best.best, result.best.best_rounds, result.best.last_rounds) == (0.9, 3, 8)
@@ -194,9 +181,7 @@ def test_a_call_that_ran_no_round_does_not_say_that_the_model_is_as_at_the_start
 
 
 def test_hopeless_noise_warns_before_the_first_round_and_stands_in_the_result():
-    training = small_training(2, noise_multiplier=0.5)
-    factor = 2.5 / training.noise_norm
-    hopeless = small_training(2, noise_multiplier=0.5 * factor)
+    hopeless = small_training(2, noise_multiplier=0.5 * 2.5 / small_training(2, noise_multiplier=0.5).noise_norm)
     assert hopeless.noise_norm == pytest.approx(2.5, rel=0.15)  # the count takes more of more noise
     with pytest.warns(HopelessNoiseWarning, match=r"^The training is hopeless: the noise is 2\.\d times the longest"):
         result = hopeless.run()

@@ -4,17 +4,15 @@ import errno
 import math
 import os
 import shutil
-import stat
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from samples import LOCAL, cross_entropies, linear_float32, small_population
+from samples import Gone, GoneAfter, Observer, StopAfter, small_training
 
-from clipline import RunDirectory, ServerSGD, Training
+from clipline import RunDirectory
 from clipline.errors import RunError
 from clipline.privacy import Ledger
 from clipline.training import durable, run_directory
@@ -38,7 +36,7 @@ class Disk:
         self.contents: dict[int, bytes] = {}  # by inode
         self.names: dict[Path, dict[str, int]] = {}  # of each folder that was synced: name -> inode
         self.order: list[str] = []
-        self._sync, self._data_sync, self._replace = os.fsync, getattr(os, "fdatasync", os.fsync), os.replace
+        self._sync = os.fsync
 
     def synced(self, descriptor: int) -> None:
         found = os.fstat(descriptor)
@@ -84,11 +82,8 @@ def disk(tmp_path):
 
 
 def training(noise_source="seed", rounds=6, **changes):
-    seed = {"seed": 3} if noise_source == "seed" else {}
-    privacy = Privacy(noise_multiplier=0.5, noise_source=noise_source)
-    server = ServerSGD()  # without an average, which is measured too
-    settings = {"local": LOCAL, "cohort_size": 20, "privacy": privacy, "server": server, **seed, **changes}
-    return Training(linear_float32(), cross_entropies, small_population(), rounds=rounds, **settings)
+    seed = 3 if noise_source == "seed" else None
+    return small_training(rounds, noise_source=noise_source, seed=seed, **changes)
 
 
 class Cutting(Callback):
@@ -113,10 +108,6 @@ class Cutting(Callback):
         self.look(state)
 
 
-class Gone(Exception):
-    """The power."""
-
-
 @pytest.mark.parametrize("noise_source", ["seed", "system"])
 @pytest.mark.parametrize("rounds", [6, 102])  # one by one; and charged ahead
 def test_a_power_cut_forgets_no_round_that_anybody_heard_of(disk, noise_source, rounds):
@@ -137,17 +128,16 @@ def test_a_power_cut_forgets_no_round_that_anybody_heard_of(disk, noise_source, 
 @pytest.mark.parametrize("share", [0.4, 0.9])
 def test_what_a_power_cut_leaves_can_be_resumed(disk, tmp_path, noise_source, rounds, share):
     after, folder, left = round(share * rounds), disk.root / "r", tmp_path / "left"
-
-    class PowerCut(Callback):
-        def on_round(self, report, state):
-            if state.round_index == after:
-                disk.cut(folder, left)
-                keys.append(cut.key.unprivate_bytes)
-                raise Gone
-
     cut, keys = training(noise_source, rounds), []
+
+    def power_cut(report, state):
+        if state.round_index == after:
+            disk.cut(folder, left)
+            keys.append(cut.key.unprivate_bytes)
+            raise Gone
+
     with pytest.raises(Gone):
-        cut.run([RunDirectory(folder, checkpoint_every=2), PowerCut()])
+        cut.run([RunDirectory(folder, checkpoint_every=2), Observer(power_cut)])
     charged = Ledger.read(left / LEDGER).rounds
     assert after <= charged <= after + 8
     result = training(noise_source, rounds).resume(left)
@@ -156,9 +146,7 @@ def test_what_a_power_cut_leaves_can_be_resumed(disk, tmp_path, noise_source, ro
     uncut = whole._run([], None, again=True)
     assert torch.equal(result.state.params, uncut.state.params)
     assert result.guarantee == uncut.guarantee
-    assert result.guarantee.rounds == rounds
-    assert Ledger.read(left / LEDGER).rounds == result.guarantee.rounds
-    assert result.guarantee.rounds >= charged
+    assert rounds == result.guarantee.rounds == Ledger.read(left / LEDGER).rounds >= charged
 
 
 def test_the_end_of_a_run_is_on_disk_before_the_checkpoint_goes(disk):
@@ -177,39 +165,21 @@ def test_the_end_of_a_run_is_on_disk_before_the_checkpoint_goes(disk):
 
 
 def test_an_interrupted_run_has_its_model_and_its_checkpoint_on_disk(disk):
-    class Stop(Callback):
-        stop_requested = False
-
-        def on_round(self, report, state):
-            self.stop_requested = state.round_index == 3
-
-    training().run([RunDirectory(disk.root / "r"), Stop()])
+    training().run([RunDirectory(disk.root / "r"), StopAfter(3)])
     for name in (CHECKPOINT, MODEL, METRICS, LEDGER):
         assert disk.on_disk(disk.root / "r" / name) == (disk.root / "r" / name).read_bytes()
 
 
-def test_a_checkpoint_is_synced_before_it_gets_its_name_and_the_folder_after(tmp_path):
-    order, replace, fsync = [], os.replace, os.fsync
-
-    def noting(name):
-        def sync(descriptor):
-            order.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
-            fsync(descriptor)
-
-        return sync
+def test_a_file_is_synced_before_it_gets_its_name_and_the_folder_after(disk):
+    replace = Path.replace
 
     def renamed(path, target):
-        order.append("rename")
-        replace(path, target)
-        return Path(target)
+        disk.order.append("rename")
+        return replace(path, target)
 
-    with (
-        mock.patch.object(os, "fsync", noting("fsync")),
-        mock.patch.object(os, "fdatasync", noting("fdatasync"), create=True),
-        mock.patch.object(Path, "replace", renamed),
-    ):
-        durable.write(tmp_path / "a", "text")
-    assert order == ["file", "rename", "folder"]
+    with mock.patch.object(Path, "replace", renamed):
+        durable.write(disk.root / "a", "text")
+    assert disk.order == ["a.partial", "rename", "disk"]
 
 
 # A sync that fails ----------------------------------------------------------------------------------------------------
@@ -285,19 +255,10 @@ def test_a_file_system_that_syncs_no_folders_will_do(tmp_path):
 # Records that know more than the ledger -------------------------------------------------------------------------------
 
 
-class Crashing(Callback):
-    def __init__(self, after):
-        self.after = after
-
-    def on_round(self, report, state):
-        if state.round_index == self.after:
-            raise Gone
-
-
 @pytest.mark.parametrize(("noise_source", "key"), [("seed", False), ("system", True), ("system", False)])
 def test_rounds_that_only_the_metrics_know_are_charged(tmp_path, noise_source, key):
     with pytest.raises(Gone):
-        training(noise_source).run([RunDirectory(tmp_path / "r", checkpoint_every=2), Crashing(3)])
+        training(noise_source).run([RunDirectory(tmp_path / "r", checkpoint_every=2), GoneAfter(3)])
     (tmp_path / "r" / OLDER).replace(tmp_path / "r" / CHECKPOINT)  # as if there had been none after the first round
     if not key:
         (tmp_path / "r" / KEY).unlink(missing_ok=True)
@@ -309,42 +270,36 @@ def test_rounds_that_only_the_metrics_know_are_charged(tmp_path, noise_source, k
     assert Ledger.read(tmp_path / "r" / LEDGER).rounds == result.guarantee.rounds
 
 
-def test_a_line_of_metrics_that_is_no_round_charges_nothing(tmp_path):
+def test_lines_of_metrics_that_are_damaged_or_no_round_charge_nothing_and_end_nothing(tmp_path):
     with pytest.raises(Gone):
-        training().run([RunDirectory(tmp_path / "r", checkpoint_every=2), Crashing(3)])
-    with (tmp_path / "r" / METRICS).open("a") as file:
-        file.write('{"round": 1e300}\n{"round": 1000000000}\n{"round": -1}\n{"round": 2.5}\n{"round": [1]}\n[]\n')
+        training().run([RunDirectory(tmp_path / "r", checkpoint_every=2), GoneAfter(3)])
+    with (tmp_path / "r" / METRICS).open("ab") as file:
+        file.write(b'{"round": 1e300}\n{"round": 1000000000}\n{"round": -1}\n{"round": 2.5}\n{"round": [1]}\n[]\n')
+        file.write(b'{"round": \xff\n not json \n' + b"[" * 100_000 + b"\n")  # too deep for Python
     assert training().resume(tmp_path / "r").guarantee.rounds == 6
 
 
 # Charged ahead --------------------------------------------------------------------------------------------------------
 
 
+def charged_ahead(folder, seen):
+    """Notes after every round how many of the rounds in the ledger have not come yet."""
+    return Observer(lambda _, state: seen.append(Ledger.read(folder / LEDGER).rounds - state.round_index))
+
+
 def test_rounds_that_were_charged_ahead_and_never_came_are_taken_back_when_a_run_ends_by_an_error(tmp_path):
     seen = []
-
-    class Look(Callback):
-        def on_round(self, report, state):
-            seen.append(len((tmp_path / "r" / LEDGER).read_text().splitlines()) - state.round_index)
-
     with pytest.raises(Gone):
-        training(rounds=160).run([RunDirectory(tmp_path / "r"), Look(), Crashing(13)])
+        training(rounds=160).run([RunDirectory(tmp_path / "r"), charged_ahead(tmp_path / "r", seen), GoneAfter(13)])
     assert seen == [7, 6, 5, 4, 3, 2, 1, 0, 7, 6, 5, 4, 3]  # 160 / 20 = 8 with one sync
     assert Ledger.read(tmp_path / "r" / LEDGER).rounds == 13
 
 
 def test_a_budget_is_never_charged_beyond(tmp_path):
     most = []
-
-    class Look(Callback):
-        def on_round(self, report, state):
-            most.append(Ledger.read(tmp_path / "r" / LEDGER))
-
-    run = Training(
-        linear_float32(), cross_entropies, small_population(), rounds=400, cohort_size=20, local=LOCAL, seed=3,
-        privacy=Privacy(noise_multiplier=4.0, max_epsilon=3.0),
-    )  # fmt: skip
-    result = run.run([RunDirectory(tmp_path / "r"), Look()])
+    run = training(rounds=400, privacy=Privacy(noise_multiplier=4.0, max_epsilon=3.0))
+    look = Observer(lambda report, state: most.append(Ledger.read(tmp_path / "r" / LEDGER)))
+    result = run.run([RunDirectory(tmp_path / "r"), look])
     assert result.stopped == "budget"
     assert max(ledger.rounds for ledger in most) == result.state.round_index < 400
     assert all(run.guarantee_of(ledger).epsilon <= 3.0 for ledger in {one.rounds: one for one in most}.values())
@@ -354,10 +309,8 @@ def test_a_budget_is_never_charged_beyond_after_resumes_with_noise_from_the_syst
     """Rounds that are run again are charged again, and what is charged ahead of them leaves room for that."""
 
     def made():
-        return Training(
-            linear_float32(), cross_entropies, small_population(), rounds=400, cohort_size=20, local=LOCAL,
-            privacy=Privacy(noise_multiplier=4.0, max_epsilon=2.9, noise_source="system"),
-        )  # fmt: skip
+        privacy = Privacy(noise_multiplier=4.0, max_epsilon=2.9, noise_source="system")
+        return training("system", 400, privacy=privacy)
 
     affordable, most = made().affordable(made().init()), []
     folder, left = tmp_path / "r", tmp_path / "left"
@@ -375,14 +328,14 @@ def test_a_budget_is_never_charged_beyond_after_resumes_with_noise_from_the_syst
                 (left / KEY).unlink()  # so that rounds that are run again draw afresh
                 raise Gone
 
-    with pytest.raises(Gone):
-        made().run([RunDirectory(folder), Killed(20)])
-    shutil.rmtree(folder)
-    left.rename(folder)
-    with pytest.raises(Gone):
-        made().resume(folder, [Killed(affordable - 12)])
-    shutil.rmtree(folder)
-    left.rename(folder)
+    for start in (
+        lambda: made().run([RunDirectory(folder), Killed(20)]),
+        lambda: made().resume(folder, [Killed(affordable - 12)]),
+    ):
+        with pytest.raises(Gone):
+            start()
+        shutil.rmtree(folder)
+        left.rename(folder)
     run = made()
     result = run.resume(folder, [Killed(math.inf)])
     assert result.stopped == "budget"
@@ -393,24 +346,5 @@ def test_a_budget_is_never_charged_beyond_after_resumes_with_noise_from_the_syst
 def test_a_model_of_many_parameters_is_charged_round_by_round(tmp_path, monkeypatch):
     monkeypatch.setattr(run_directory, "_SHORT", 20 * 18)  # as many users times parameters as here
     seen = []
-
-    class Look(Callback):
-        def on_round(self, report, state):
-            seen.append(len((tmp_path / "r" / LEDGER).read_text().splitlines()) - state.round_index)
-
-    training(rounds=100).run([RunDirectory(tmp_path / "r"), Look()])
+    training(rounds=100).run([RunDirectory(tmp_path / "r"), charged_ahead(tmp_path / "r", seen)])
     assert set(seen) == {0}
-
-
-def test_a_folder_and_those_above_it_are_synced_by_name(disk):
-    durable.make_folder(disk.root / "a" / "b" / "c")
-    assert "a" in disk.names[disk.root]
-    assert "b" in disk.names[disk.root / "a"]
-    assert "c" in disk.names[disk.root / "a" / "b"]
-
-
-def test_the_settings_are_for_their_owner_alone(tmp_path):
-    training().run([RunDirectory(tmp_path / "r")])
-    assert (tmp_path / "r" / SETTINGS).stat().st_mode & 0o077 == 0
-    assert load_file(tmp_path / "r" / MODEL)["weight"].shape == (3, 6)
-    assert not list((tmp_path / "r").glob("*.partial"))

@@ -25,29 +25,27 @@ def stopped_after(values, rounds=12, every=1, **options):
     return result.state.round_index, stopping
 
 
-def test_it_stops_after_so_many_measurements_without_a_better_one():
-    rounds, stopping = stopped_after([5, 4, 4.5, 4.2, 1], mode="min", patience=2)
-    assert (rounds, stopping.best, stopping.best_round) == (4, 4, 1)
-
-
-def test_higher_is_better_where_asked():
-    rounds, stopping = stopped_after([1, 2, 3, 2.9, 2.8], mode="max", patience=2)
-    assert (rounds, stopping.best) == (5, 3)
+@pytest.mark.parametrize(
+    ("values", "options", "rounds"),
+    [
+        ([5, 4, 4.5, 4.2, 1], {"mode": "min", "patience": 2}, 4),  # two without a better one
+        ([5, 4, 4.5, 4.2, 1], {"patience": 2}, 4),  # of a loss less is better
+        ([1, 2, 3, 2.9, 2.8], {"mode": "max", "patience": 2}, 5),
+        ([3, 3, 3], {"mode": "min", "patience": 2, "every": 2}, 6),  # measurements are counted, and not rounds
+        ([5, 4.5, 4.0], {"mode": "min", "patience": 2, "min_delta": 1.0}, 3),  # no gain beyond min_delta
+        ([float("nan"), float("nan")], {"mode": "min", "patience": 2}, 2),
+    ],
+)
+def test_it_stops_after_so_many_measurements_without_a_better_one(values, options, rounds):
+    reached, stopping = stopped_after(values, **options)
+    assert reached == rounds
+    if values[0] == 5 and rounds == 4:
+        assert (stopping.best, stopping.best_round) == (4, 1)
 
 
 def test_without_a_mode_the_name_of_the_metric_says_which_way_is_better():
-    assert stopped_after([5, 4, 4.5, 4.2, 1], patience=2)[0] == 4  # a loss
     modes = {name: EarlyStopping(name).mode for name in ("err", "rmse", "perplexity", "accuracy", "auc")}
     assert modes == {"err": "min", "rmse": "min", "perplexity": "min", "accuracy": "max", "auc": "max"}
-
-
-def test_patience_counts_measurements_and_not_rounds():
-    assert stopped_after([3, 3, 3], every=2, mode="min", patience=2)[0] == 6
-
-
-def test_a_gain_up_to_min_delta_and_nan_are_no_gain():
-    assert stopped_after([5, 4.5, 4.0], mode="min", patience=2, min_delta=1.0)[0] == 3
-    assert stopped_after([float("nan"), float("nan")], mode="min", patience=2)[0] == 2
 
 
 def test_the_result_has_the_last_model_and_the_guarantee_of_all_rounds_planned(tmp_path):
@@ -75,9 +73,7 @@ def test_an_object_can_serve_another_run():
 
 
 def test_what_cannot_be_compared_is_told():
-    with pytest.raises(
-        SettingError, match="metric='lass' of EarlyStopping must be one that is measured, and those are"
-    ):
+    with pytest.raises(SettingError, match="metric='lass' of EarlyStopping must be one that is measured, and those"):
         small_training(3).run([measured([1, 2, 3]), EarlyStopping("lass", mode="min")])
     with pytest.raises(SettingError, match="one that is measured, and nothing is: add Evaluate"):
         small_training(2).run([EarlyStopping("loss", mode="min")])
@@ -101,32 +97,23 @@ def test_the_best_model_can_be_had_with_its_metrics_at_the_cost_of_all_rounds_pl
     assert result.state is states[3]
     assert (result.best.best, result.best.best_rounds, result.best.last, result.best.last_rounds) == (1.0, 2, 4.0, 4)
     assert result.guarantee == training.planned
-    card = json.loads(load_card(tmp_path / "run"))
+    with safe_open(tmp_path / "run" / "model.safetensors", "numpy") as file:
+        card = json.loads(file.metadata()["card"])
     assert (card["stopped"], card["model_rounds"], card["rounds"]) == ("early", 2, 4)
     run = read_run_directory(tmp_path / "run")
     assert (run.state, run.promise.rounds, run.best.best_rounds) == ("early", 6, 2)
 
 
-def load_card(run):
-    with safe_open(str(run / "model.safetensors"), framework="numpy") as file:
-        return file.metadata()["card"]
-
-
 def test_keep_best_takes_the_metric_it_names():
-    values = iter([(1.0, 0.5), (2.0, 0.9), (3.0, 0.1)])
-    evaluate = Evaluate(lambda model: dict(zip(("loss", "score"), next(values), strict=True)), every=1, keep_best=True)
-    assert small_training(3).run([evaluate]).model_rounds == 2  # the first that is no loss
-    values = iter([(1.0, 0.5), (2.0, 0.9), (3.0, 0.1)])
-    evaluate.keep_best = "loss"
-    assert small_training(3).run([evaluate]).model_rounds == 1
-    values = iter([(1.0, 0.5), (2.0, 0.9), (3.0, 0.1)])
-    evaluate.keep_best = "scores"
+    def rounds(keep_best):
+        values = iter([(1.0, 0.5), (2.0, 0.9), (3.0, 0.1)])
+        both = lambda model: dict(zip(("loss", "score"), next(values), strict=True))  # noqa: E731
+        return small_training(3).run([Evaluate(both, every=1, keep_best=keep_best)]).model_rounds
+
+    assert rounds(True) == 2  # the first that is no loss
+    assert rounds("loss") == 1
     with pytest.raises(SettingError, match=r"keep_best='scores' must be one .* loss, score: did you mean 'score'"):
-        small_training(3).run([evaluate])
-    with pytest.raises(SettingError, match="keep_best=3 must be True, False or the name of a metric"):
-        Evaluate(lambda model: {}, keep_best=3)
-    with pytest.raises(SettingError, match="restore_best=1 must be True or False"):
-        EarlyStopping("loss", restore_best=1)
+        rounds("scores")
 
 
 def hits(model, batch):

@@ -1,36 +1,28 @@
+import json
 import threading
+from unittest.mock import Mock
 from uuid import UUID
 
 import numpy as np
 import pytest
 import torch
-from samples import LOCAL, cross_entropies, cross_entropy, population_of, small_population
+from samples import Observer, cross_entropies, cross_entropy, population_of, small_population, small_training
 from samples import linear_float32 as linear
 
-from clipline import Population, RunDirectory, ServerSGD, Training
+from clipline import Population, RunDirectory
 from clipline.data.population import share_users
 from clipline.engine.core.precision import PRECISIONS
 from clipline.errors import ModuleError, SettingError
-from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate
-from clipline.training.options import Compute, Privacy
+from clipline.training.options import Compute
+from clipline.training.run_files import METRICS
 
 TEST = population_of([3, 0, 9, 1, 40], seed=9)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def training(rounds=5, population=None, model=None, **options):
-    return Training(
-        model or linear(),
-        cross_entropy,
-        population or small_population(),
-        rounds=rounds,
-        cohort_size=20,
-        local=LOCAL,
-        privacy=Privacy(noise_multiplier=0.5),
-        server=ServerSGD(),  # by which no average of models is measured
-        seed=3,
-        **options,
-    )
+def training(rounds=5, **options):
+    return small_training(rounds, **{"loss": cross_entropy, **options})  # with a server of which no average is measured
 
 
 def accuracy(model, batch):
@@ -102,52 +94,43 @@ def test_products_of_a_metric_are_rounded_as_the_precision_says_whatever_trains_
     def switches():
         return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
-    class BetweenBlocks(Callback):
-        def on_round(self, report, state):
-            seen.append(switches())
-
     def metric(model, batch):
         seen.append(switches())
         return cross_entropies(model, batch)
 
     seen, before = [], switches()
     assert before not in ((False, False), (True, True))  # as torch comes: neither of what is expected below
-    training(rounds=3, compute=Compute(precision=precision)).run([Evaluate(TEST, metric, every=1), BetweenBlocks()])
+    between = Observer(lambda report, state: seen.append(switches()))
+    training(rounds=3, compute=Compute(precision=precision)).run([Evaluate(TEST, metric, every=1), between])
     del seen[0]  # of the trial, before training
     assert len(seen) == 6  # three of each
     assert set(seen) == {(precision != "float32",) * 2}
     assert switches() == before
 
 
-def test_an_error_in_a_metric_ends_the_run():
-    def fails(model):
-        raise ZeroDivisionError("no test users")
-
-    with pytest.raises(
-        ModuleError, match=r"test function 'fails' fails \(ZeroDivisionError: no test users\): mend"
-    ) as got:
-        training().run([Evaluate(fails, every=1)])
-    assert isinstance(got.value.__cause__, ZeroDivisionError)
-
-
 @pytest.mark.parametrize(
-    ("metric", "words"),
+    ("evaluate", "words"),
     [
+        (lambda: Evaluate(fails, every=1), "test function 'fails' fails (ZeroDivisionError: no test users): mend"),
         (
-            lambda model, batch: batch["labels"],
+            lambda: Evaluate(TEST, lambda model, batch: batch["labels"]),
             "metric 'metric' fails (KeyError: 'labels'); the batch has the fields x, y: choose among x, y",
         ),
         (
-            lambda model, batch: torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"] + 9, reduction="none"),
+            lambda: Evaluate(TEST, lambda model, batch: cross_entropy(model, {**batch, "y": batch["y"] + 9})),
             "metric 'metric' fails (IndexError: Target ",
         ),
     ],
 )
-def test_an_error_in_a_metric_is_told_with_what_the_batch_has(metric, words):
+def test_an_error_in_a_metric_ends_the_run_and_is_told_with_what_the_batch_has(evaluate, words):
     with pytest.raises(ModuleError) as got:
-        training().run([Evaluate(TEST, metric)])
+        training().run([evaluate()])
     assert words in str(got.value)
     assert got.value.__cause__ is not None
+
+
+def fails(model):
+    raise ZeroDivisionError("no test users")
 
 
 def test_a_function_of_the_model_that_gives_no_named_numbers_is_refused():
@@ -221,10 +204,7 @@ def test_ids_that_only_number_the_rows_of_a_table_are_not_compared():
         (lambda: Evaluate(7), "test=7 must be a Population or a function of the model"),
         (lambda: Evaluate(TEST, accuracy, every=0), "every=0 must be a whole number at least 1"),
         (lambda: Evaluate(TEST, accuracy, batch_size=0), "batch_size=0 must be a whole number at least 1"),
-        (
-            lambda: Evaluate(Population(np.array([0, 0]), {"x": np.zeros((0, 6))}), accuracy),
-            "test has 0 examples but needs at least 1",
-        ),
+        (lambda: Evaluate(Population(np.array([0, 0]), {"x": np.zeros((0, 6))}), accuracy), "test has 0 examples but"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_when_it_is_made(given, words):
@@ -265,74 +245,41 @@ def test_one_object_serves_one_run_at_a_time_and_another_afterwards():
 
 
 def test_what_is_no_number_is_null_in_the_files(tmp_path):
-    import json
-
-    from clipline.training.run_directory import METRICS, RunDirectory
-
     training(rounds=1).run([RunDirectory(tmp_path / "r"), Evaluate(lambda model: {"loss": float("nan")})])
     assert json.loads((tmp_path / "r" / METRICS).read_text())["loss"] is None
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 def test_on_a_gpu_a_state_is_measured_as_it_was_when_its_round_ended():
-    run = Training(
-        linear(),
-        cross_entropies,
-        small_population(),
-        rounds=12,
-        cohort_size=20,
-        local=LOCAL,
-        privacy=Privacy(noise_multiplier=0.5),
-        compute=Compute(device="cuda"),
-        seed=3,
-    )
-    states = []
-
-    class Keep(Callback):
-        def on_round(self, report, state):
-            states.append(state)
-
-    result = run.run([Evaluate(TEST, cross_entropies, every=1), Keep()])
+    run, states = training(rounds=12, compute=Compute(device="cuda")), []
+    keep = Observer(lambda report, state: states.append(state))
+    result = run.run([Evaluate(TEST, cross_entropies, every=1), keep])
     x, y = torch.tensor(TEST.fields["x"]).float(), torch.tensor(TEST.fields["y"])
     for report, state in zip(result.reports, states, strict=True):
         loss = torch.nn.functional.cross_entropy(run.model_at(state)(x), y).item()
         assert report.metrics["last/cross_entropies"] == pytest.approx(loss, rel=1e-5)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 def test_on_a_gpu_a_test_function_may_train_and_measure_itself():
-    def fine_tuned(model):
-        own = Training(
-            linear(), cross_entropy, small_population(), rounds=1, cohort_size=20, local=LOCAL,
-            privacy=Privacy(noise_multiplier=0.5), compute=Compute(device="cuda"), seed=3,
-        )  # fmt: skip
-        return own.run([Evaluate(TEST, accuracy, every=1)]).metrics
+    def made():
+        return training(rounds=1, compute=Compute(device="cuda"))
 
-    outer = Training(
-        linear(), cross_entropy, small_population(), rounds=1, cohort_size=20, local=LOCAL,
-        privacy=Privacy(noise_multiplier=0.5), compute=Compute(device="cuda"), seed=3,
-    )  # fmt: skip
-    assert 0 <= outer.run([Evaluate(fine_tuned, every=1)]).metrics["accuracy"] <= 1
+    def fine_tuned(model):
+        return made().run([Evaluate(TEST, accuracy, every=1)]).metrics
+
+    assert 0 <= made().run([Evaluate(fine_tuned, every=1)]).metrics["accuracy"] <= 1
 
 
 def test_a_metric_that_fails_is_told_before_the_first_round_and_no_run_directory_is_made(tmp_path):
     def wrong(model, batch):
         return batch["z"]
 
-    ledger = Recorded()
+    released = Mock()
     with pytest.raises(ModuleError, match=r"metric 'wrong'.*'z'"):
-        training(rounds=250).run([RunDirectory(tmp_path / "run"), ledger, Evaluate(TEST, wrong, every=200)])
-    assert ledger.rounds == 0
+        training(rounds=250).run([RunDirectory(tmp_path / "run"), Observer(released), Evaluate(TEST, wrong, every=200)])
+    released.assert_not_called()
     assert not (tmp_path / "run").exists()
-
-
-class Recorded(Callback):
-    """Counts what was released."""
-
-    rounds = 0
-
-    def on_release(self, state):
-        self.rounds += 1
 
 
 def test_trying_a_metric_draws_nothing_that_training_would_draw():
@@ -345,3 +292,18 @@ def test_trying_a_metric_draws_nothing_that_training_would_draw():
     evaluate.on_start(trained, trained.init())
     evaluate.close()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_measuring_beside_the_training_does_not_disturb_what_draws_from_torchs_generator():
+    class Loose(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(torch.nn.functional.dropout(x, 0.5, self.training))
+
+    def run(metric):
+        torch.manual_seed(0)
+        made = training(rounds=6, model=Loose(6, 3), compute=Compute(engine="one-by-one"))
+        return made.run([Evaluate(metric, every=1)]).state.params
+
+    quiet = run(lambda model: {"nothing": 0.0})
+    for _ in range(3):
+        assert torch.equal(run(lambda model: {"noise": float(torch.rand(2000).sum())}), quiet)

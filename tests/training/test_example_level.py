@@ -61,12 +61,9 @@ def test_the_server_needs_no_rate_and_the_average_of_models_is_given_for_users_a
     x, terms = np.ones((4, 1), np.float32), {"rounds": 4, "cohort_size": 2, "local": LocalSGD(1.0)}
     for population in (Population.one_each(x=x), Population.from_arrays([0, 1, 2, 3], x=x)):
         made = Training(
-            nn.Linear(1, 1),
-            lambda model, batch: model(batch["x"]).mean(),
-            population,
-            privacy=Privacy(epsilon=9.0),
+            nn.Linear(1, 1), lambda model, batch: model(batch["x"]).mean(), population, privacy=Privacy(epsilon=9.0),
             **terms,
-        )
+        )  # fmt: skip
         assert made.server == ServerNormalised(0.37 / 4**0.5)
         assert made.average
 
@@ -83,17 +80,21 @@ def test_halves_subsets_and_stores_stay_at_the_level_of_examples(tmp_path):
     assert not Population.open(users.save(tmp_path / "users")).example_level
 
 
-@pytest.mark.parametrize("given", [{}, {"dataset": [(1.0, 2)], "x": np.zeros(1)}])
-def test_either_a_dataset_or_arrays(given):
-    with pytest.raises(PopulationError, match="needs one of them"):
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "needs one of them"),
+        ({"dataset": [(1.0, 2)], "x": np.zeros(1)}, "needs one of them"),
+        ({"x": np.zeros(3), "y": np.zeros(2)}, "field 'y' has 2 rows but must have 3"),
+        ({"x": np.array([1.0, np.nan])}, "missing"),
+    ],
+)
+def test_what_is_no_table_of_examples_is_refused(given, words):
+    with pytest.raises(PopulationError, match=words):
         Population.one_each(**given)
 
 
-def test_arrays_of_unequal_length_and_gaps_are_refused():
-    with pytest.raises(PopulationError, match="field 'y' has 2 rows but must have 3"):
-        Population.one_each(x=np.zeros(3), y=np.zeros(2))
-    with pytest.raises(PopulationError, match="missing"):
-        Population.one_each(x=np.array([1.0, np.nan]))
+def test_users_of_several_examples_are_not_called_examples():
     with pytest.raises(PopulationError, match="one_each"):
         Population(np.array([0, 2, 3]), {"x": np.zeros(3)}, example_level=True)
 

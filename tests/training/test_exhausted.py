@@ -9,15 +9,15 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
-from samples import cross_entropies, linear_float32, small_population
+from samples import Observer, cross_entropies, small_population, small_training
 from torch import nn
 
-from clipline import LocalSGD, Population, RunDirectory, Training
+from clipline import LocalSGD, Population, RunDirectory
 from clipline.engine.isolation.guard import exhausted, users_own
 from clipline.errors import RunError
 from clipline.privacy import Ledger
 from clipline.training.callbacks import Callback
-from clipline.training.options import Compute, Privacy
+from clipline.training.options import Compute
 
 FORKS = "fork" in multiprocessing.get_all_start_methods()
 ALLOCATOR = (
@@ -83,21 +83,14 @@ def test_what_runs_out_is_taken_for_no_users_own_error_and_told_without_its_word
         assert "\n" not in told
 
 
-def test_an_error_that_was_raised_for_want_of_memory_counts_too():
+def test_an_error_of_a_users_data_stays_the_users_and_one_for_want_of_memory_does_not():
+    for error in OF_A_USER:
+        assert users_own(error), error
+        assert exhausted(error) is None
     error = KeyError("cache")
     error.__context__ = MemoryError()
     assert not users_own(error)
-
-
-def test_an_error_that_was_raised_from_none_counts_by_itself():
-    error = IndexError("label")
-    error.__context__, error.__suppress_context__ = MemoryError(), True
-    assert users_own(error)
-    assert exhausted(error) is None
-
-
-@pytest.mark.parametrize("error", OF_A_USER, ids=repr)
-def test_an_error_of_a_users_data_stays_the_users(error):
+    error.__suppress_context__ = True  # raised from None: it counts by itself
     assert users_own(error)
     assert exhausted(error) is None
 
@@ -117,23 +110,22 @@ def words_population():
     return Population.from_arrays(users, words=rng.integers(0, 40, (120, 3)), y=rng.integers(0, 3, 120))
 
 
-def made(engine, loss, noise_source="seed"):
+def made(engine, loss, noise_source="seed", **options):
     """A training that runs as `engine` says: (training, what its engine is called)."""
-    settings = {"rounds": 8, "cohort_size": 20, "privacy": Privacy(noise_multiplier=0.5, noise_source=noise_source)}
-    settings |= {"seed": 3} if noise_source == "seed" else {}
-    local = LocalSGD(0.5, batch_size=4)
+    options = {"seed": 3 if noise_source == "seed" else None, **options}
+    local, compute, called = LocalSGD(0.5, batch_size=4), {"engine": engine}, engine
     torch.manual_seed(0)
     if engine == "sparse":
-        compute = Compute(engine="one-by-one", row_fields={"emb.weight": "words"})
-        return Training(Tags(), loss, words_population(), local=local, compute=compute, **settings), "one by one"
-    if engine == "single step":
-        local, compute = LocalSGD(0.5, max_examples=1), Compute(engine="auto")
+        options |= {"model": Tags(), "population": words_population()}
+        compute = {"engine": "one-by-one", "row_fields": {"emb.weight": "words"}}
+    elif engine == "single step":
+        local, compute = LocalSGD(0.5, max_examples=1), {"engine": "auto"}
     elif engine == "workers":
-        compute = Compute(engine="one-by-one", workers=2)
-    else:
-        compute = Compute(engine=engine)
-    called = {"one-by-one": "one by one", "workers": "one by one"}.get(engine, engine)
-    return Training(linear_float32(), loss, small_population(), local=local, compute=compute, **settings), called
+        compute = {"engine": "one-by-one", "workers": 2}
+    if engine in ("sparse", "workers", "one-by-one"):
+        called = "one by one"
+    options = {"loss": loss, "local": local, "compute": Compute(**compute), "server": None, **options}
+    return small_training(8, noise_source=noise_source, **options), called
 
 
 def plain_loss(model, batch):
@@ -142,15 +134,9 @@ def plain_loss(model, batch):
     return cross_entropies(model, batch)
 
 
-class Lack(Callback):
+def lack_after(path, after):
     """From the end of this round on there is no memory: a file says so, as no state of Python's reaches a worker."""
-
-    def __init__(self, path, after):
-        self.path, self.after = path, after
-
-    def on_round(self, report, state):
-        if state.round_index == self.after:
-            self.path.touch()
+    return Observer(lambda report, state: path.touch() if state.round_index == after else None)
 
 
 def lacking(path, how, where=""):
@@ -179,7 +165,7 @@ def run_lacks_and_resumes(tmp_path, engine, how, where=""):
     assert called in training.engine
     directory = RunDirectory(tmp_path / "r", checkpoint_every=3)
     with pytest.raises(RunError, match="ran out while users trained") as told:
-        training.run([directory, Lack(tmp_path / "lack", 4)])
+        training.run([directory, lack_after(tmp_path / "lack", 4)])
     assert "\n" not in str(told.value)
     assert Ledger.read(tmp_path / "r" / "ledger.jsonl").rounds < 8
     (tmp_path / "lack").unlink()
@@ -204,7 +190,7 @@ def test_a_process_that_lacks_memory_ends_the_run_of_all(tmp_path, where):
 def test_a_run_that_lacks_memory_with_noise_from_the_system_loses_no_round(tmp_path):
     training, _ = made("one-by-one", lacking(tmp_path / "lack", "MemoryError"), "system")
     with pytest.raises(RunError, match="memory ran out"):
-        training.run([RunDirectory(tmp_path / "r"), Lack(tmp_path / "lack", 5)])
+        training.run([RunDirectory(tmp_path / "r"), lack_after(tmp_path / "lack", 5)])
     (tmp_path / "lack").unlink()
     assert training.resume(tmp_path / "r").guarantee.rounds == 8
 
@@ -239,27 +225,23 @@ def test_memory_that_lacks_at_any_call_of_the_trial_never_changes_the_engine(tmp
 
 
 def test_where_errors_are_shown_memory_is_not_shown_as_a_users(tmp_path):
-    training = Training(
-        linear_float32(), lacking(tmp_path / "lack", "MemoryError"), small_population(), rounds=3, cohort_size=20,
-        local=LocalSGD(0.5), privacy=Privacy(noise_multiplier=0.5), seed=1, on_error="raise",
-    )  # fmt: skip
+    training, _ = made("one-by-one", lacking(tmp_path / "lack", "MemoryError"), on_error="raise")
     with pytest.raises(RunError, match="memory ran out"):
-        training.run([Lack(tmp_path / "lack", 1)])
+        training.run([lack_after(tmp_path / "lack", 1)])
 
 
 @pytest.mark.parametrize(
     "error", [MemoryError("of a dashboard"), BlockingIOError(errno.EAGAIN, "write could not complete")], ids=repr
 )
 def test_an_error_of_a_callback_is_raised_as_it_is(tmp_path, error):
-    class Failing(Callback):
-        def on_round(self, report, state):
-            raise error
+    def failing(report, state):
+        raise error
 
     training, _ = made("one-by-one", plain_loss)
     with pytest.raises(type(error)) as raised:
-        training.run([RunDirectory(tmp_path / "r"), Failing()])
+        training.run([RunDirectory(tmp_path / "r"), Observer(failing)])
     assert raised.value is error
-    assert raised.traceback[-1].name == "on_round"
+    assert raised.traceback[-1].name == "failing"
     assert Ledger.read(tmp_path / "r" / "ledger.jsonl").rounds == 1
 
 

@@ -2,15 +2,13 @@ import sys
 
 import pytest
 import torch
-from samples import cross_entropies, linear_float32, small_population
+from samples import Gone, GoneAfter, Observer, StopAfter, small_training
 
-from clipline import Callback, Evaluate, LocalSGD, Log, Privacy, SettingError, TensorBoard, Training
-from clipline.training.callbacks import StopOnInterrupt
+from clipline import Evaluate, Log, SettingError, TensorBoard
 
 
-def training(**changes):
-    options = {"rounds": 4, "cohort_size": 20, "privacy": Privacy(noise_multiplier=0.5), "seed": 3, **changes}
-    return Training(linear_float32(), cross_entropies, small_population(), local=LocalSGD(lr=0.2), **options)
+def training(rounds=4, noise_multiplier=0.5, **changes):
+    return small_training(rounds, noise_multiplier=noise_multiplier, server=None, **changes)
 
 
 def accuracy():
@@ -53,18 +51,13 @@ def test_no_time_of_a_round_is_told_unless_asked_for(tmp_path, events):
 
 
 def test_what_is_not_finite_is_left_out(tmp_path, events):
-    training(privacy=Privacy(noise_multiplier=0)).run([TensorBoard(tmp_path)])
+    training(noise_multiplier=0).run([TensorBoard(tmp_path)])
     assert set(events(tmp_path)) == {"clip", "fraction_within"}
 
 
 def test_after_a_resume_steps_that_are_run_again_count_once(tmp_path, events):
-    class Stop(StopOnInterrupt):
-        def on_round(self, report, state):
-            self.stop_requested = report.round_index == 1
-            kept.append(state)
-
     kept = []
-    training().run([TensorBoard(tmp_path), Stop()])
+    training().run([TensorBoard(tmp_path), Observer(lambda report, state: kept.append(state)), StopAfter(2)])
     training().run([TensorBoard(tmp_path)], state=kept[0])  # from the first round on, though two were run
     assert sorted(events(tmp_path)["clip"]) == [1, 2, 3, 4]
 
@@ -89,48 +82,32 @@ def test_a_function_is_given_what_the_rounds_released_and_nothing_else():
         assert (row["epsilon"], row["delta"]) == (report.guarantee.epsilon, report.guarantee.delta)
 
 
-class Note(Callback):
-    """How many rows there are after each round."""
-
-    def __init__(self, rows):
-        self.rows, self.lengths = rows, []
-
-    def on_round(self, report, state):
-        self.lengths.append(len(self.rows))
-
-
 def test_a_function_can_tell_the_time_of_a_round_only_if_asked_for():
-    rows, timed = [], []
-    private, live = Note(rows), Note(timed)
-    training().run([Log(rows.append), private, Log(timed.append, unprivate_timing=True), live])
-    assert private.lengths == [0, 0, 0, 0]  # all at once, at the end
-    assert len(rows) == 4
-    assert live.lengths == [1, 2, 3, 4]
+    rows, timed, lengths = [], [], []
+    look = Observer(lambda report, state: lengths.append((len(rows), len(timed))))
+    training().run([Log(rows.append), Log(timed.append, unprivate_timing=True), look])
+    assert lengths == [(0, 1), (0, 2), (0, 3), (0, 4)]
+    assert len(rows) == 4  # all at once, at the end
     assert all(row["unprivate_seconds"] > 0 for row in timed)
 
 
 def test_what_was_kept_is_handed_over_where_the_run_fails():
-    class Fail(Callback):
-        def on_round(self, report, state):
-            if report.round_index == 2:
-                raise OSError("the power is gone")
-
     rows = []
-    with pytest.raises(OSError, match="power"):
-        training().run([Log(rows.append), Fail()])
+    with pytest.raises(Gone):
+        training().run([Log(rows.append), GoneAfter(3)])
     assert [row["round"] for row in rows] == [0, 1, 2]
 
 
 def test_epsilon_is_left_out_where_there_is_none_and_what_is_no_function_refused():
     rows = []
-    training(privacy=Privacy(noise_multiplier=0)).run([Log(rows.append)])
+    training(noise_multiplier=0).run([Log(rows.append)])
     assert set(rows[0]) == {"round", "clip", "fraction_within", "delta"}
     with pytest.raises(SettingError, match="function='wandb' must be a function of a dict"):
         Log("wandb")
 
 
 def test_a_function_that_reads_what_a_row_does_not_have_is_told_how_to_read_it():
-    trained = training(rounds=250, privacy=Privacy(noise_multiplier=4.0))
+    trained = training(rounds=250, noise_multiplier=4.0)
     with pytest.raises(SettingError, match=r"KeyError: 'epsilon'.*round 0 has round, clip, fraction_within; .*row.get"):
         trained.run([Log(lambda row: row["epsilon"])])
 

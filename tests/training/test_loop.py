@@ -15,25 +15,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from samples import LOCAL, cross_entropies, flat_training, linear_model, small_population
+from samples import (
+    LOCAL,
+    Observer,
+    StopAfter,
+    cross_entropies,
+    flat_training,
+    linear_model,
+    small_population,
+    small_training,
+)
 
-from clipline import Callback, Evaluate, Population, run_together
+from clipline import Callback, Evaluate, Population, RunDirectory, run_together
 from clipline.engine.workers.single import SingleProcess
 from clipline.errors import ModuleError, RunError, SettingError
-from clipline.training import loop
+from clipline.training.callbacks import StopOnInterrupt
 
 POPULATION, MODEL = small_population(), linear_model()
-WORKERS = [
-    1,
-    pytest.param(
-        2, marks=pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
-    ),
-]
+needs_fork = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+WORKERS = [1, pytest.param(2, marks=needs_fork)]
 
 
-def training(**changes):
+def training(population=POPULATION, loss=cross_entropies, **changes):
     settings = {"rounds": 4, "cohort_size": 20, "local": LOCAL, "seed": 1, "noise_multiplier": 0.5, **changes}
-    return flat_training(MODEL, cross_entropies, POPULATION, **settings)
+    return flat_training(MODEL, loss, population, **settings)
 
 
 class Logged(Callback):
@@ -41,7 +46,6 @@ class Logged(Callback):
 
     def __init__(self, log, name="", fail=None):
         self.log, self.name, self.fail = log, name, fail
-        self.stop_requested = False
 
     def _noted(self, what, number=None):
         moment = what if number is None else f"{what} {number}"
@@ -84,12 +88,9 @@ def test_a_round_of_every_run_is_summed_in_one_call(monkeypatch):
 def test_callbacks_are_called_in_their_order_and_closed_in_the_other():
     log = []
     training(rounds=2).run([Logged(log, "a"), Logged(log, "b")])
-    assert log == [
-        *("a start", "b start"),
-        *("a round 0", "b round 0", "a round 1", "b round 1"),
-        *("a end", "b end"),
-        *("b close", "a close"),
-    ]
+    assert ", ".join(log) == (
+        "a start, b start, a round 0, b round 0, a round 1, b round 1, a end, b end, b close, a close"
+    )
 
 
 def test_what_writes_the_ledger_comes_first_wherever_it_stands():
@@ -112,15 +113,9 @@ def test_callbacks_of_runs_side_by_side_are_each_runs_own():
 @pytest.mark.parametrize(
     ("moment", "expected"),
     [
-        ("start", ["a start", "b start", "a close"]),  # what has not started has nothing to close
-        ("round 0", ["a start", "b start", "c start", "a round 0", "b round 0", "c close", "b close", "a close"]),
-        (
-            "end",
-            [
-                *("a start", "b start", "c start", "a round 0", "b round 0", "c round 0", "a end", "b end"),
-                *("c close", "b close", "a close"),
-            ],
-        ),
+        ("start", "a start, b start, a close"),  # what has not started has nothing to close
+        ("round 0", "a start, b start, c start, a round 0, b round 0, c close, b close, a close"),
+        ("end", "a start, b start, c start, a round 0, b round 0, c round 0, a end, b end, c close, b close, a close"),
     ],
 )
 def test_an_error_of_a_callback_reaches_the_caller_and_closes_all_that_have_started(moment, expected, workers):
@@ -128,7 +123,7 @@ def test_an_error_of_a_callback_reaches_the_caller_and_closes_all_that_have_star
     callbacks = [Logged(log, "a"), Logged(log, "b", fail=moment), Logged(log, "c")]
     with pytest.raises(OSError, match=f"b fails at {moment}"):
         training(rounds=1, workers=workers).run(callbacks)
-    assert log == expected
+    assert ", ".join(log) == expected
     assert not multiprocessing.active_children()
 
 
@@ -151,31 +146,23 @@ def test_an_error_in_the_training_closes_all_callbacks():
         def on_start(self, training, state):
             broken.append(1)
 
-    run = flat_training(
-        MODEL, loss, POPULATION, rounds=2, cohort_size=20, local=LOCAL, noise_multiplier=0.5,
-        on_error="raise", engine="one-by-one",
-    )  # fmt: skip
-    with pytest.raises(
-        ModuleError, match=r"of a user in round \d fails \(ZeroDivisionError: boom\); the batch has the fields x, y"
-    ):
+    run = training(loss=loss, on_error="raise", engine="one-by-one")
+    words = r"of a user in round \d fails \(ZeroDivisionError: boom\); the batch has the fields x, y"
+    with pytest.raises(ModuleError, match=words):
         run.run([Logged(log), Breaking()])
     assert log == ["start", "close"]
 
 
-def test_a_label_out_of_range_is_told_where_errors_are_shown_in_every_engine():
+@pytest.mark.parametrize("engine", ["one-by-one", "stacked"])
+def test_a_label_out_of_range_is_told_where_errors_are_shown_in_every_engine(engine):
     users = Population.from_arrays(np.arange(30), x=np.ones((30, 6)), y=np.full(30, 3))  # the model has classes 0 to 2
-    for engine in ("one-by-one", "stacked"):
-        run = flat_training(
-            MODEL, cross_entropies, users, rounds=1, cohort_size=20, local=LOCAL, noise_multiplier=0.5,
-            on_error="raise", engine=engine,
-        )  # fmt: skip
-        with pytest.raises(
-            ModuleError, match=r"in round 0 fails \(\w+Error: .*3 is out of bounds.* fields x, y"
-        ) as error:
-            run.run()
-        assert isinstance(error.value.__cause__, IndexError | RuntimeError)
-        # That such a run ended well would tell that nobody has such a label.
-        assert str(run.planned).endswith("; errors of users are shown (on_error='raise'), which it does not cover")
+    run = training(population=users, rounds=1, on_error="raise", engine=engine)
+    words = r"in round 0 fails \(\w+Error: .*3 is out of bounds.* fields x, y"
+    with pytest.raises(ModuleError, match=words) as error:
+        run.run()
+    assert isinstance(error.value.__cause__, IndexError | RuntimeError)
+    # That such a run ended well would tell that nobody has such a label.
+    assert str(run.planned).endswith("; errors of users are shown (on_error='raise'), which it does not cover")
 
 
 def test_an_error_on_start_of_one_of_several_runs_closes_those_that_have_started():
@@ -198,56 +185,33 @@ def test_an_error_beside_one_of_several_runs_lets_the_others_finish():
 # Stopping -------------------------------------------------------------------------------------------------------------
 
 
-class StopAfter(Logged):
-    """Asks to stop when it sees this round."""
-
-    def __init__(self, log, round_index):
-        super().__init__(log)
-        self.last = round_index
-
-    def on_round(self, report, state):
-        super().on_round(report, state)
-        self.stop_requested = report.round_index >= self.last
-
-
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_callback_may_ask_to_stop_and_the_result_stands(workers):
     log = []
-    result = training(rounds=50, workers=workers).run([StopAfter(log, 1)])
+    result = training(rounds=50, workers=workers).run([Logged(log), StopAfter(2)])
     assert (result.stopped, result.guarantee.rounds, len(result.reports)) == ("interrupted", 2, 2)
     assert log == ["start", "round 0", "round 1", "end", "close"]
     assert torch.equal(result.state.params, training(rounds=2, workers=workers).run().state.params)
 
 
 def test_a_request_to_stop_before_the_first_round_trains_nothing():
-    stopping = Logged([])
-    stopping.stop_requested = True
-    result = training().run([stopping])
+    result = training().run([StopAfter(0)])
     assert (result.stopped, result.reports, result.guarantee.epsilon) == ("interrupted", (), 0.0)
 
 
 def test_one_run_may_stop_while_others_go_on():
-    results = run_together([training(seed=1, rounds=6), training(seed=2, rounds=6)], [[StopAfter([], 1)], [Logged([])]])
+    results = run_together([training(seed=1, rounds=6), training(seed=2, rounds=6)], [[StopAfter(2)], [Logged([])]])
     assert [(one.stopped, len(one.reports)) for one in results] == [("interrupted", 2), ("finished", 6)]
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_the_budget_ends_a_run_and_callbacks_are_told_of_the_end(together):
+def test_the_budget_ends_one_run_of_several_and_its_callbacks_are_told():
     limit = training(rounds=2).planned.epsilon
-    log, made = [], training(rounds=4, max_epsilon=limit)
-    if together:
-        result, other = run_together([made, training(seed=2)], [[Logged(log)], []])
-        assert (other.stopped, len(other.reports)) == ("finished", 4)
-    else:
-        result = made.run([Logged(log)])
+    log = []
+    result, other = run_together([training(max_epsilon=limit), training(seed=2)], [[Logged(log)], []])
+    assert (other.stopped, len(other.reports)) == ("finished", 4)
     assert (result.stopped, len(result.reports)) == ("budget", 2)
     assert result.guarantee.epsilon <= limit
     assert log == ["start", "round 0", "round 1", "end", "close"]
-
-
-def test_a_finished_run_is_not_said_to_be_stopped_by_its_budget():
-    limit = training(rounds=4).planned.epsilon
-    assert training(rounds=4, max_epsilon=limit).run().stopped == "finished"
 
 
 # Reports --------------------------------------------------------------------------------------------------------------
@@ -274,30 +238,6 @@ def test_reports_come_in_order_with_their_own_metrics_however_late_these_are():
     assert [report.metrics for report in result.reports] == [{"round": float(t)} for t in range(5)]
     assert [line for line in log if line.startswith("round")] == [f"round {t}" for t in range(5)]
     assert result.metrics == {"round": 4.0}
-
-
-def test_the_guarantee_of_every_report_can_be_read_after_the_run_also_where_nobody_asked_before():
-    quiet = training(rounds=12).run([Logged([])])
-    plain = training(rounds=12).run()
-    assert [one.guarantee for one in quiet.reports] == [one.guarantee for one in plain.reports]
-
-
-def test_callbacks_change_nothing_that_is_released():
-    watched, plain = training().run([Logged([])]), training().run()
-    assert torch.equal(watched.state.params, plain.state.params)
-    assert [one.clip for one in watched.reports] == [one.clip for one in plain.reports]
-
-
-def test_one_round_at_a_time_is_what_a_run_does():
-    made = training()
-    state, draws = made.init(), loop.draws_of(made, made.rounds)
-    with made.backend.running():
-        for _ in range(made.rounds):
-            state, release = loop.one_round(made.algorithm, state, draws, made.backend)
-    draws.close()
-    whole = training().run()
-    assert torch.equal(state.params, whole.state.params)
-    assert release.fraction_within == whole.reports[-1].fraction_within
 
 
 # The process ----------------------------------------------------------------------------------------------------------
@@ -369,13 +309,6 @@ def test_a_run_that_fails_leaves_the_process_as_it_found_it(workers):
     assert_left_alone(failing)
 
 
-class Told(Callback):
-    """Calls a function with every report."""
-
-    def __init__(self, on_round):
-        self.on_round = on_round
-
-
 @pytest.mark.parametrize("begin", [lambda one, path: one.run(), lambda one, path: one.resume(path)])
 def test_a_second_run_of_one_training_within_the_first_is_refused(begin, tmp_path):
     made, keys, refused = training(seed=None), [], []
@@ -387,7 +320,7 @@ def test_a_second_run_of_one_training_within_the_first_is_refused(begin, tmp_pat
         refused.append(report.round_index)
         keys.append(made.key.unprivate_bytes)
 
-    made.run([Told(second)])
+    made.run([Observer(second)])
     assert refused == [0, 1, 2, 3]
     assert len({*keys}) == 1  # the noise of all rounds is under one key
     assert made.key.unprivate_bytes not in keys  # and nobody has it when the run has ended
@@ -401,18 +334,82 @@ def test_a_run_that_fails_leaves_its_training_free_for_another():
     assert made.run().state.round_index == 4
 
 
-def test_no_signal_is_taken_over_while_a_run_goes_on_unless_asked():
-    before, during = signal.getsignal(signal.SIGINT), []
-
-    class Looking(Callback):
-        def on_round(self, report, state):
-            during.append((signal.getsignal(signal.SIGINT), sys.excepthook, torch.get_num_threads()))
-
-    training().run([Looking()])
-    assert set(during) == {(before, sys.excepthook, torch.get_num_threads())}
-
-
 @pytest.mark.parametrize("wrong", [None, 3, "x", [None], [object()], [Callback]])
 def test_what_is_no_list_of_callbacks_is_refused_in_a_sentence(wrong):
     with pytest.raises(SettingError, match="callbacks"):
         training(rounds=1).run(wrong)
+
+
+# training/test_interrupt.py -----------------------------------------------------------------------------------------
+
+
+class Press(Callback):
+    """Ctrl-C or another signal, so many times, after this many rounds."""
+
+    def __init__(self, after, times=1, number=signal.SIGINT):
+        self.after, self.times, self.number = after, times, number
+
+    def on_round(self, report, state):
+        if state.round_index == self.after:
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
+
+
+@pytest.fixture
+def handler():
+    before, other = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    yield before
+    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGTERM) is other
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_after_the_round_the_result_stands_and_the_run_can_be_resumed(handler, capsys, number, tmp_path):
+    result = small_training(6).run([RunDirectory(tmp_path / "r"), Press(2, number=number), StopOnInterrupt()])
+    assert (result.stopped, result.guarantee.rounds, len(result.reports)) == ("interrupted", 2, 2)
+    assert torch.equal(result.state.params, small_training(6).run([StopAfter(2)]).state.params)
+    assert "stopping after this round" in capsys.readouterr().err
+    whole, rest = small_training(6).run(), small_training(6).resume(tmp_path / "r")
+    assert torch.equal(rest.state.params, whole.state.params)
+    assert (len(rest.reports), rest.guarantee) == (4, whole.guarantee)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_stops_at_once_and_the_handler_is_given_back(handler, number):
+    with pytest.raises(KeyboardInterrupt):
+        small_training(50).run([Press(1, times=2, number=number), StopOnInterrupt()])
+
+
+def test_without_the_callback_no_signal_is_taken_over(handler):
+    class Look(Callback):
+        def on_round(self, report, state):
+            assert signal.getsignal(signal.SIGINT) is handler
+
+    small_training(1).run([Look()])
+    with pytest.raises(KeyboardInterrupt):
+        small_training(50).run([Press(1)])
+
+
+def test_one_object_serves_one_run_after_the_other(handler):
+    stop = StopOnInterrupt()
+    assert small_training(50).run([Press(1), stop]).stopped == "interrupted"
+    assert small_training(2).run([stop]).stopped == "finished"
+
+
+def test_several_runs_at_once_stop_together_and_the_last_gives_the_handler_back(handler):
+    stop = StopOnInterrupt()
+    for _ in range(2):
+        stop.on_start(None, None)
+    stop.close()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert stop.stop_requested
+    stop.close()
+    stop.close()  # once too often
+
+
+def test_outside_the_main_thread_nothing_changes(handler):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(small_training(1).run([StopOnInterrupt()])))
+    thread.start()
+    thread.join()
+    assert results[0].stopped == "finished"

@@ -5,9 +5,9 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from samples import cross_entropies, linear_float32, small_population, small_training
+from samples import small_population, small_training
 
-from clipline import Evaluate, FixedClip, LocalSGD, Privacy, Training
+from clipline import Evaluate, FixedClip, LocalSGD, Privacy
 from clipline.errors import RunError
 from clipline.privacy.accountant import account
 from clipline.training.model_card import guarantee_from, guarantee_json
@@ -19,11 +19,8 @@ SEED = 914_237_555
 def saved(tmp_path_factory):
     """A folder, and the result it was saved from."""
     path = tmp_path_factory.mktemp("saved") / "model"
-    privacy, population = Privacy(noise_multiplier=0.7, delta=0.01), small_population()
-    training = Training(
-        linear_float32(), cross_entropies, population,
-        rounds=2, cohort_size=20, local=LocalSGD(lr=0.25), privacy=privacy, seed=SEED,
-    )  # fmt: skip
+    privacy = Privacy(noise_multiplier=0.7, delta=0.01)
+    training = small_training(2, local=LocalSGD(lr=0.25), privacy=privacy, server=None, seed=SEED)
     result = training.run([Evaluate(lambda model: {"accuracy": 0.25, "loss": float("nan")})])
     assert result.save(path) == path
     return path, result
@@ -64,11 +61,7 @@ def test_neither_the_seed_nor_times_nor_data_are_in_it(saved):
 @pytest.mark.filterwarnings("ignore::clipline.federated.sampling.DeclaredUsersWarning")
 def test_a_declared_number_of_users_is_told_and_not_the_real_one():
     privacy = Privacy(noise_multiplier=0.7, population_size=1234)
-    training = Training(
-        linear_float32(), cross_entropies, small_population(),
-        rounds=1, cohort_size=20, local=LocalSGD(lr=0.25), privacy=privacy, seed=1,
-    )  # fmt: skip
-    about = training.run().about
+    about = small_training(1, privacy=privacy).run().about
     assert "users" not in about["resolved"]
     assert about["settings"]["privacy"]["population_size"] == 1234
 

@@ -1,7 +1,8 @@
 import re
+from functools import partial
 
 import pytest
-from samples import ROOT, small_training, terminal_of
+from samples import ROOT, Observer, StopAfter, small_training, terminal_of
 
 from clipline.console import Bar
 from clipline.engine.core.notices import Notices
@@ -13,9 +14,7 @@ from clipline.training.callbacks import Callback
 from clipline.training.evaluation import Evaluate
 from clipline.training.progress import Progress, _fraction
 
-
-def training(rounds=5):
-    return small_training(rounds)
+training = partial(small_training, 5)
 
 
 def evaluate(every=2):
@@ -43,7 +42,7 @@ def test_a_log_has_a_line_for_every_round_that_was_evaluated_on_standard_error(c
 
 def test_a_named_metric_is_shown_alone_and_from_the_first_round_on(capsys, monkeypatch):
     at_once(monkeypatch)
-    training(rounds=2).run([evaluate(), Progress("accuracy")])
+    small_training(2).run([evaluate(), Progress("accuracy")])
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("round 1/2  accuracy -  clip 0.1")
     assert "accuracy 0.250  clip" in second
@@ -54,10 +53,10 @@ def test_rounds_without_metrics_are_mentioned_now_and_then(capsys, monkeypatch):
     (last,) = capsys.readouterr().err.splitlines()  # five rounds take less than a second
     assert last.startswith("round 5/5  clip 0.")
     monkeypatch.setattr(progress, "_TENTH_SECONDS", 0.0)
-    training(rounds=30).run([Progress()])
+    small_training(30).run([Progress()])
     shown = [int(re.match(r"round (\d+)/30  ", line)[1]) for line in capsys.readouterr().err.splitlines()]
     assert shown == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]
-    training(rounds=30).run([evaluate(every=12), Progress()])
+    small_training(30).run([evaluate(every=12), Progress()])
     shown = [int(re.match(r"round (\d+)/30  ", line)[1]) for line in capsys.readouterr().err.splitlines()]
     assert shown == [3, 6, 9, 12, 24, 30]  # once a round was measured, those that are
     at_once(monkeypatch)
@@ -75,11 +74,6 @@ def test_noise_that_is_not_comfortable_is_told_before_the_first_round(capsys):
     assert not any("can it train?" in line for line in [*others, *capsys.readouterr().err.splitlines()])
 
 
-class Crash(Callback):
-    def on_round(self, report, state):
-        raise ZeroDivisionError
-
-
 def test_a_terminal_has_a_live_bar_that_goes_when_the_run_ends_however_it_ends(monkeypatch):
     terminal = terminal_of(monkeypatch, 100)
     training().run([evaluate(), Progress()])
@@ -87,12 +81,8 @@ def test_a_terminal_has_a_live_bar_that_goes_when_the_run_ends_however_it_ends(m
     assert "epsilon so far" in terminal.getvalue()
     assert terminal.getvalue().endswith("\x1b[?25h")  # the cursor is shown again
     with pytest.raises(ZeroDivisionError):
-        training().run([Progress(), Crash()])
+        training().run([Progress(), Observer(lambda report, state: 1 / 0)])
     assert terminal.getvalue().endswith("\x1b[?25h")
-
-
-class Stop(Callback):
-    stop_requested = True
 
 
 GREEN, RED = "\x1b[38;2;114;156;31m", "\x1b[31m"
@@ -109,21 +99,15 @@ def test_a_bar_is_green_only_where_the_run_finished_and_looks_well(monkeypatch):
     assert "finished, with 1 warning" in terminal.getvalue()
     assert (GREEN in terminal.getvalue(), RED in terminal.getvalue()) == (False, True)
     terminal.truncate(0)
-    training().run([Progress(), Stop()])
+    training().run([Progress(), StopAfter(0)])
     assert "interrupted" in terminal.getvalue()
     assert GREEN not in terminal.getvalue()
 
 
 def test_a_resumed_run_counts_from_where_it_begins(capsys, monkeypatch):
-    class Keep(Callback):
-        def on_round(self, report, state):
-            if state.round_index == 3:
-                self.state = state
-
     at_once(monkeypatch)
-    keep = Keep()
-    training().run([keep])
-    training().run([Progress()], state=keep.state)
+    first = training().run([StopAfter(3)])
+    training().run([Progress()], state=first.state)
     assert [line.split("  ")[0] for line in capsys.readouterr().err.splitlines()] == ["round 4/5", "round 5/5"]
 
 

@@ -7,7 +7,7 @@ import math
 import pickle
 
 import pytest
-from samples import LOCAL, cross_entropies, flat_training, linear_model, small_population
+from samples import LOCAL, StopAfter, cross_entropies, flat_training, linear_model, small_population
 
 from clipline import Callback, Evaluate, Log, RunDirectory
 from clipline.privacy import Ledger, Relation, account
@@ -105,37 +105,16 @@ def test_a_run_that_the_budget_ends_tells_the_guarantee_of_its_last_round_and_of
 def test_a_resumed_run_tells_what_one_without_a_break_tells():
     whole, first, second = Reader(), Reader(), Reader()
     training(240).run([whole])
-
-    class Stop(Callback):
-        reads_guarantee = False
-        stop_requested = False
-
-        def on_round(self, report, state):
-            self.stop_requested = state.round_index == 101
-
-    begun = training(240).run([first, Stop()])
+    begun = training(240).run([first, StopAfter(101)])
     assert begun.state.round_index == 101
     training(240).run([second], state=begun.state)
     assert first.told | second.told == whole.told
 
 
-class StopAt(Callback):
-    """Stops a run after so many rounds."""
-
-    reads_guarantee = False
-    stop_requested = False
-
-    def __init__(self, rounds):
-        self.rounds = rounds
-
-    def on_round(self, report, state):
-        self.stop_requested = state.round_index == self.rounds
-
-
 def test_a_run_that_is_stopped_has_epsilon_and_metrics_of_its_last_round_on_record(tmp_path):
     trained = training(300)
     evaluate = Evaluate(lambda model: {"size": 2.0}, every=50)
-    result = trained.run([evaluate, RunDirectory(tmp_path / "run"), StopAt(77)])
+    result = trained.run([evaluate, RunDirectory(tmp_path / "run"), StopAfter(77)])
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert (len(lines), lines[-1]["round"], lines[-1]["size"]) == (77, 76, 2.0)
     assert lines[-1]["epsilon"] == result.guarantee.epsilon == pytest.approx(exact(trained, 77), rel=1e-12)

@@ -10,6 +10,7 @@ from torch import nn
 
 from clipline import FixedClip, LocalSGD, QuantileClip, SettingError, run_together, task_named, train_many
 from clipline.errors import ModuleError
+from clipline.training.side_by_side import SharedNoiseWarning
 
 POPULATION = population_of([6, 3, 9, 1, 0, 14, 7, 5], features=16)
 LOCAL = LocalSGD(0.3, batch_size=4)
@@ -83,6 +84,19 @@ def test_an_error_in_the_shared_training_reaches_the_caller():
         run_together([training(seed=seed, loss=loss, rounds=9, on_error="raise") for seed in (1, 2)])
 
 
+def half_frozen(seed):
+    torch.manual_seed(seed)
+    layers = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 3)).double()
+    layers[0].requires_grad_(False)
+    return layers
+
+
+def test_private_runs_that_share_their_noise_are_warned_of():
+    with pytest.warns(SharedNoiseWarning, match="2 private runs have the seed 1"):
+        run_together([training(1), training(1, local=replace(LOCAL, lr=0.2)), training(2)])
+    run_together([training(1, noise_multiplier=0.0), training(1, noise_multiplier=0.0, local=replace(LOCAL, lr=0.2))])
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -98,21 +112,17 @@ def test_runs_that_cannot_share_a_stack_are_refused(name, change):
         run_together([training(), training(seed=1, cohort_size=2, **change)])
 
 
-def test_nothing_to_run():
-    assert run_together([]) == []
-    assert train_many([]) == []
+def test_runs_that_differ_in_what_is_not_trained_or_are_watched_in_several_processes_are_refused():
+    with pytest.raises(SettingError, match="what is not trained in the model of training 1"):
+        run_together([training(seed, half_frozen(seed)) for seed in (1, 2)])
+    with pytest.raises(SettingError, match="workers=2 must be 1 where updates are watched"):
+        run_together([training(1, workers=2), training(2)], unprivate_watch=lambda trainer: trainer)
 
 
 def test_settings_of_a_task_train_side_by_side(monkeypatch):
     monkeypatch.setattr("clipline.tasks.handwriting.TEST_WRITERS", 50)
-    base = replace(
-        task_named("handwriting").settings,
-        population_size=60,
-        cohort_size=5,
-        rounds=2,
-        epsilon=None,
-        noise_multiplier=0.3,
-    )
+    fewer = {"population_size": 60, "cohort_size": 5, "rounds": 2, "epsilon": None, "noise_multiplier": 0.3}
+    base = replace(task_named("handwriting").settings, **fewer)
     several = [replace(base, seed=seed, quantile=0.2 + 0.3 * seed, client_lr=0.1 + 0.2 * seed) for seed in range(2)]
     results = train_many(several)
     task = task_named("handwriting")
@@ -126,6 +136,7 @@ def test_settings_of_a_task_train_side_by_side(monkeypatch):
         train_many([base, replace(base, batch_size=7)])
     with pytest.raises(SettingError, match="one-by-one"):
         train_many([replace(base, engine="one-by-one")])
+    assert run_together([]) == train_many([]) == []
 
 
 def test_models_start_from_their_own_parameters():

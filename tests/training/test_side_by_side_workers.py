@@ -2,8 +2,6 @@
 
 import multiprocessing
 import os
-import signal
-import warnings
 from functools import partial
 
 import pytest
@@ -11,11 +9,8 @@ from samples import LOCAL, Observer, cross_entropies
 from worker_runs import HERE, TOLERANCE, distance, nothing_is_left, training, users_of
 
 from clipline import FixedClip, LocalSGD, QuantileClip, SettingError, run_together
-from clipline.engine.workers import forked as local_workers
-from clipline.engine.workers.forked import ManyWorkersWarning
 from clipline.engine.workers.torchrun import TorchrunBackend
 from clipline.random.streams import Streams
-from clipline.training.callbacks import StopOnInterrupt
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
@@ -29,17 +24,17 @@ VARIANTS = [
 ]
 
 
-def together(workers, variants=VARIANTS, observe=None, more=(), **changes):
-    runs = [training(**{**one, **changes}, workers=workers) for one in variants]
-    return run_together(runs, None if observe is None else observers(runs, observe, more))
+def together(workers, variants=VARIANTS, observe=None):
+    runs = [training(**one, workers=workers) for one in variants]
+    return run_together(runs, None if observe is None else observers(runs, observe))
 
 
-def observers(runs, observe, more=()):
-    """For each run a callback that calls `observe(number, report, state)` after every round, and `more` of them."""
-    return [[*more, Observer(partial(observe, number))] for number in range(len(runs))]
+def observers(runs, observe):
+    """For each run a callback that calls `observe(number, report, state)` after every round."""
+    return [[Observer(partial(observe, number))] for number in range(len(runs))]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [2, 3])
 def test_each_of_many_runs_is_what_it_would_be_alone_with_any_number_of_workers(workers):
     children = []
     results = together(workers, observe=lambda *_: children.append(len(multiprocessing.active_children())))
@@ -55,14 +50,13 @@ def test_each_of_many_runs_is_what_it_would_be_alone_with_any_number_of_workers(
     assert nothing_is_left()
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_cohorts_may_be_empty(workers):
+def test_cohorts_may_be_empty():
     variants = [{"seed": seed, "cohort_size": 1, "rounds": 8, "noise_multiplier": 0.05} for seed in (1, 2)]
     runs = [training(**one) for one in variants]
     sizes = set(zip(*([len(users) for users in users_of(run)] for run in runs), strict=True))
     assert (0, 0) in sizes  # everybody's
     assert any(0 in pair and pair != (0, 0) for pair in sizes)  # and one run's alone
-    for ours, run in zip(together(workers, variants), runs, strict=True):
+    for ours, run in zip(together(3, variants), runs, strict=True):
         assert distance(ours, run.run()) <= TOLERANCE
 
 
@@ -97,36 +91,8 @@ def test_there_are_as_many_processes_as_any_training_has_workers(workers, most):
     assert seen == [most, most]
 
 
-def test_more_workers_than_cores_are_warned_of_when_a_training_is_made_and_not_again(monkeypatch):
-    monkeypatch.setattr(local_workers, "usable_cores", lambda: 2)
-    with pytest.warns(ManyWorkersWarning, match="workers=3 is above the 2 cores") as warned:
-        runs = [training(seed=seed, workers=3, rounds=1) for seed in (1, 2)]
-    assert len(warned) == 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ManyWorkersWarning)
-        assert len(run_together(runs)) == 2
-
-
 def test_runs_side_by_side_are_not_for_torchrun():
     runs = [training(seed=1), training(seed=2)]
     runs[1].backend = TorchrunBackend.__new__(TorchrunBackend)
     with pytest.raises(SettingError, match=r"workers='torchrun' must be a number where runs train side by side"):
         run_together(runs)
-
-
-def test_ctrl_c_goes_to_everybody_and_stops_all_runs_between_two_rounds():
-    def observe(number, report, state):
-        if (number, report.round_index) == (0, 1):
-            for child in multiprocessing.active_children():
-                os.kill(child.pid, signal.SIGINT)
-            os.kill(HERE, signal.SIGINT)
-
-    variants = [{"seed": seed, "rounds": 200, "noise_multiplier": 0.5} for seed in (1, 2)]
-    results = together(2, variants, observe, [StopOnInterrupt()])
-    assert nothing_is_left()
-    for variant, result in zip(variants, results, strict=True):
-        done = result.guarantee.rounds
-        assert result.stopped == "interrupted"
-        assert 2 <= done < 200
-        alone = training(**{**variant, "rounds": done}).run()
-        assert distance(result, alone) <= TOLERANCE

@@ -157,15 +157,12 @@ class CheckpointWriter:
         circumstances: object,
         ready: torch.cuda.Event | None,
     ) -> None:
-        metadata = {**metadata, "circumstances": str(circumstances)}
-        if ready is None:
-            _write(self._path, tensors, metadata)
-            return
-        device = next(iter(tensors.values())).device
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):  # a copy on the stream of the rounds would hold them up
+        stream: Any = None
+        if ready is not None:  # a copy on the stream of the rounds would hold them up
+            stream = torch.cuda.Stream(tensors["params"].device)  # type: ignore[no-untyped-call]
             stream.wait_event(ready)
-            _write(self._path, tensors, metadata)
+        with torch.cuda.stream(stream):  # None does nothing
+            _write(self._path, tensors, {**metadata, "circumstances": str(circumstances)})
 
 
 class DamagedError(RunError):

@@ -64,14 +64,6 @@ def test_a_short_batch_is_filled_with_the_users_own_first_example_and_nobody_els
     assert ((steps.rows >= 0) & (steps.rows < population.examples)).all()  # and all can be looked up
 
 
-def test_a_plan_of_a_user_does_not_depend_on_the_others_in_it():
-    population, local = population_of(SIZES), LocalSGD(0.1, 4, 2)
-    alone = plan(population, np.array([4]), local, 2)
-    beside = plan(population, np.array([3, 4, 1]), local, 2)
-    assert beside.rows[1, : alone.longest].tolist() == alone.rows[0].tolist()
-    assert beside.counts[1].tolist() == [4, 4, 4, 4] + [0] * 8
-
-
 def test_runs_of_users_whose_batches_are_of_one_size():
     counts = np.array([[4, 4], [4, 2], [3, 0], [0, 0], [3, 1], [3, 1]])
     steps = Steps(np.zeros((6, 2, 4), np.int64), counts, np.array([4, 4, 4, 1, 4, 4]))
@@ -105,18 +97,13 @@ def test_users_of_several_runs_are_planned_together_each_with_the_keys_of_the_ow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_fractions_take_the_type_of_the_model_and_labels_that_of_indices(dtype):
     fields = {
-        "single": np.array([0.1, 1e-3, 7.0], np.float32),
-        "double": np.array([[1 / 3], [2.0], [3.0]]),
-        "word": np.array([1, 65_535, 40_000], np.uint16),
-        "byte": np.array([[255, 0], [1, 2], [3, 4]], np.uint8),
-        "whole": np.array([-1, 2**40, 5]),
-        "truth": np.array([True, False, True]),
-        "token": np.array([-1, 5, 7], np.int16),
-        "index": np.array([-1, 5, 7], np.int8),
-        "label": np.array([-1, 5, 7], np.int32),
-        "count": np.array([1, 2**32 - 1, 7], np.uint32),
+        "single": np.array([0.1, 1e-3, 7.0], np.float32), "double": np.array([[1 / 3], [2.0], [3.0]]),
+        "word": np.array([1, 65_535, 40_000], np.uint16), "byte": np.array([[255, 0], [1, 2], [3, 4]], np.uint8),
+        "whole": np.array([-1, 2**40, 5]), "truth": np.array([True, False, True]),
+        "token": np.array([-1, 5, 7], np.int16), "index": np.array([-1, 5, 7], np.int8),
+        "label": np.array([-1, 5, 7], np.int32), "count": np.array([1, 2**32 - 1, 7], np.uint32),
         "total": np.array([1, 2**40, 7], np.uint64),
-    }
+    }  # fmt: skip
     examples = Examples(Population(np.array([0, 3]), fields), torch.device("cpu"), dtype)
     rows = np.array([[2, 1], [1, 0]])
     batch = examples.gather(rows)
@@ -143,11 +130,11 @@ def test_a_batch_size_above_all_users_costs_no_memory():
 
 
 def test_a_field_on_disk_moves_without_a_warning(tmp_path):
-    population = Population(np.array([0, 6, 9, 18]), {"x": np.ones((18, 6))})
-    population.save(tmp_path / "population")
+    Population(np.array([0, 6, 9, 18]), {"x": np.ones((18, 6))}).save(tmp_path / "population")
     stored = Population.open(tmp_path / "population")
-    torch.set_warn_always(True)  # otherwise once in a process
+    torch.set_warn_always(True)  # otherwise once in a process; a warning is an error in all tests
     try:
-        Examples(stored, torch.device("cpu"), torch.float32)._moved(stored.fields["x"])
+        moved = Examples(stored, torch.device("cpu"), torch.float32)._moved(stored.fields["x"])
     finally:
         torch.set_warn_always(False)
+    assert moved.shape == (18, 6)

@@ -16,20 +16,12 @@ from clipline.engine.stacked.step import StackStep
 NAMES = [field.name for field in fields(FastParts)]
 
 
-SWITCHES = [name for name in NAMES if name != "compiled_steps"]
-
-
-@pytest.mark.parametrize("name", SWITCHES)
-@pytest.mark.parametrize("value", [1, "yes", None])
-def test_a_switch_is_true_or_false(name, value):
-    with pytest.raises(SettingError, match=f"{name}={value!r} must be [Tt]rue or [Ff]alse"):
-        FastParts(**{name: value})
-
-
-@pytest.mark.parametrize("value", [True, False, None, "yes"])
-def test_steps_are_compiled_always_never_or_where_it_pays(value):
-    with pytest.raises(SettingError, match=r"compiled_steps=.* must be one of auto, always, never: take auto, say"):
-        FastParts(compiled_steps=value)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_switch_is_true_or_false_and_steps_are_compiled_always_never_or_where_it_pays(name):
+    takes = "one of auto, always, never: take auto, say" if name == "compiled_steps" else "[Tt]rue or [Ff]alse"
+    for value in (True, False, None, "yes") if name == "compiled_steps" else (1, "yes", None):
+        with pytest.raises(SettingError, match=f"{name}={value!r} must be {takes}"):
+            FastParts(**{name: value})
 
 
 @pytest.mark.parametrize("engine", ["one-by-one", "stacked"])

@@ -3,7 +3,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from samples import cross_entropies, cross_entropy, linear_model, one_by_one, population_of, request, small_population
+from samples import cross_entropy, linear_model, one_by_one, population_of, request, small_population
 from torch import nn
 
 from clipline import LocalSGD, Population, SettingError
@@ -83,12 +83,6 @@ def test_a_cap_keeps_the_first_examples():
     assert sorted(x for batch in seen_by(population, local, 0) for x in batch) == list(range(12))
 
 
-def test_a_user_without_examples_gives_zeros():
-    population = Population.from_arrays([1], known_users=[0, 1], x=[1.0])
-    engine = clients(population, mean_model(), pull)
-    assert update_of(engine, 0).tolist() == [0.0]
-
-
 def test_blocks_do_not_change_updates_and_the_callers_generator_is_left_alone():
     population = small_population(150)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
@@ -101,14 +95,6 @@ def test_blocks_do_not_change_updates_and_the_callers_generator_is_left_alone():
     assert [len(block) for block in blocks] == [64, 64, 22]
     alone = update_of(engine, 100, params, 3)  # dropout too is the user's own
     assert torch.equal(torch.cat([block.dense(engine.problem.model.dim) for block in blocks])[100], alone)
-
-
-def test_dropout_differs_between_users_and_rounds():
-    population = Population.from_arrays([0] * 8 + [1] * 8, x=np.ones((16, 6)), y=[0] * 16)
-    model = nn.Sequential(nn.Dropout(0.5), linear_model(dtype=torch.float32))
-    engine = clients(population, model)
-    updates = [update_of(engine, user, round_index=t) for user in (0, 1) for t in (0, 1)]
-    assert len({tuple(update.tolist()) for update in updates}) == 4
 
 
 def test_frozen_parameters_stay_and_sparse_gradients_work():
@@ -142,43 +128,26 @@ def test_a_type_that_torch_refuses_is_explained():
         clients(population, linear_model(dtype=torch.float32))
 
 
-@pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64, np.uint32])
-def test_labels_and_indices_of_any_width_train_alike(kind):
-    x, y = np.array([[1, 2], [3, 4]], kind), np.array([0, 1], kind)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
-    wide = clients(Population.from_arrays([0, 0], x=x.astype(int), y=y.astype(int)), model)
-    narrow = clients(Population.from_arrays([0, 0], x=x, y=y), model)
-    assert torch.equal(update_of(narrow, 0), update_of(wide, 0))
-    assert update_of(narrow, 0).abs().max() > 0
-
-
 def test_models_and_losses_that_cannot_train_are_refused():
-    with pytest.raises(ModuleError, match=r"model is a function but must be a torch\.nn\.Module"):
-        clients(small_population(), lambda x: x)
-    with pytest.raises(ModuleError, match="0 trainable parameters"):
-        clients(small_population(), nn.ReLU())
     with pytest.raises(ModuleError, match="must share one type"):
         clients(small_population(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
     whole = Population.from_arrays([0, 0], x=[[1.0] * 6, [2.0] * 6], y=[0, 1])
-    for loss, got in ((lambda m, b: m(b["x"]), r"a tensor of shape \(8, 3\)"), (lambda m, b: 3.0, "float")):
-        with pytest.raises(ModuleError, match=f"loss returned {got} but must return one number"):
+    for loss, words in (
+        (lambda m, b: m(b["x"]), r"loss returned a tensor of shape \(8, 3\) but must return one number"),
+        (lambda m, b: 3.0, "loss returned float but must return one number"),
+        (lambda m, b: torch.tensor(1.0), "does not depend on the model's trainable parameters"),
+    ):
+        with pytest.raises(ModuleError, match=words):
             clients(whole, loss=loss)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"lr": -1.0}, "client_lr=-1.0"),
-        ({"lr": 0.1, "batch_size": 0}, "batch_size=0"),
-        ({"lr": 0.1, "epochs": 0}, "client_epochs=0"),
-        ({"lr": 0.1, "max_examples": -5}, "max_examples=-5"),
-    ],
-)
-def test_local_settings_check_themselves(settings, words):
-    with pytest.raises(SettingError) as error:
-        LocalSGD(**settings)
-    assert words in str(error.value)
+def test_local_settings_check_themselves():
+    for settings, words in (
+        ({"lr": -1.0}, "client_lr=-1.0"), ({"lr": 0.1, "batch_size": 0}, "batch_size=0"),
+        ({"lr": 0.1, "epochs": 0}, "client_epochs=0"), ({"lr": 0.1, "max_examples": -5}, "max_examples=-5"),
+    ):  # fmt: skip
+        with pytest.raises(SettingError, match=words):
+            LocalSGD(**settings)
 
 
 def test_examples_of_a_user_are_not_held_once_for_every_epoch(monkeypatch):
@@ -188,23 +157,3 @@ def test_examples_of_a_user_are_not_held_once_for_every_epoch(monkeypatch):
     monkeypatch.setattr(examples, "between", lambda *rows: held.append(rows[1] - rows[0]) or between(*rows))
     engine.block(engine.problem.model.initial, np.arange(3), 0)
     assert held == [6, 3, 9]
-
-
-def test_a_loss_that_writes_into_its_batch_does_not_reach_the_population():
-    def spoiling(model, batch):
-        losses = cross_entropies(model, {name: field.clone() for name, field in batch.items()})
-        with torch.no_grad():
-            for field in batch.values():
-                field.zero_()
-        return losses
-
-    population = population_of([6, 3, 9])
-    before = {name: field.copy() for name, field in population.fields.items()}
-    engine = clients(population, nn.Linear(6, 3).double(), spoiling, LocalSGD(0.3, batch_size=4))
-    engine.block(engine.problem.model.initial, np.arange(3), 0)
-    assert all(np.array_equal(population.fields[name], field) for name, field in before.items())
-
-
-def test_a_loss_without_the_models_parameters_is_refused():
-    with pytest.raises(ModuleError, match="does not depend on the model's trainable parameters"):
-        clients(population_of([3]), loss=lambda model, batch: torch.tensor(1.0))

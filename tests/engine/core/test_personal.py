@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from samples import Observer, flat_training, opened
+from samples import Gone, GoneAfter, Observer, flat_training, opened
 from torch import nn
 
 from clipline import Evaluate, FixedClip, LocalAdam, LocalSGD, Population, RunDirectory, ServerSGD, load, run_together
@@ -162,26 +162,14 @@ def test_sparse_rows_and_both_engines_keep_the_same_rows(local):
             torch.testing.assert_close(theirs[user], taste, rtol=1e-4, atol=1e-6)
 
 
-class Stop(Exception):
-    pass
-
-
-def stop_after(rounds):
-    def look(report, state):
-        if state.round_index == rounds:
-            raise Stop
-
-    return Observer(look)
-
-
 def test_a_resumed_run_ends_as_the_whole_one_and_what_is_saved_has_no_users_parameters(tmp_path):
     def made(**changes):
         return training(people(4.0, -2.0, 1.0), rounds=6, cohort_size=2, noise_multiplier=0.5, **changes)
 
     whole, kept = made(), []
     expected = whole.run([RunDirectory(tmp_path / "whole")])
-    with pytest.raises(Stop):
-        made().run([RunDirectory(tmp_path / "r", checkpoint_every=2), stop_after(5)])
+    with pytest.raises(Gone):
+        made().run([RunDirectory(tmp_path / "r", checkpoint_every=2), GoneAfter(5)])
     stored = load_file(tmp_path / "r" / "checkpoint.safetensors")
     assert stored["unprivate personal.rows"].shape == (len(stored["unprivate personal.users"]), 1)
     assert tomllib.loads((tmp_path / "r" / "settings.toml").read_text())["personal"] == ["own.*"]
@@ -221,13 +209,13 @@ def test_runs_side_by_side_keep_their_users_apart():
 
 def test_what_cannot_be_personal_is_refused():
     population = people(4.0, -2.0)
-    with pytest.raises(ModuleError, match=r"personal names 'owns.\*', and no trainable parameter is called so"):
-        training(population, personal=["owns.*"])
-    with pytest.raises(ModuleError, match="matches all 2 trainable parameters"):
-        training(population, personal=["*"])
-    with pytest.raises(SettingError, match="personal='own' must be a list"):
-        training(population, personal="own")
-    with pytest.raises(SettingError, match="left out where sampling='fixed'"):
-        training(population, sampling="fixed")
+    for changes, error, words in (
+        ({"personal": ["owns.*"]}, ModuleError, r"personal names 'owns.\*', and no trainable parameter is called so"),
+        ({"personal": ["*"]}, ModuleError, "matches all 2 trainable parameters"),
+        ({"personal": "own"}, SettingError, "personal='own' must be a list"),
+        ({"sampling": "fixed"}, SettingError, "left out where sampling='fixed'"),
+    ):
+        with pytest.raises(error, match=words):
+            training(population, **changes)
     assert training(population, personal=()).unprivate_personal() == {}
     assert repr(training(population).personal) == "PersonalStore(private)"

@@ -37,11 +37,10 @@ def test_tf32_on_a_processor_core_is_float32(stacked):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_release_is_float64_and_parameters_keep_their_type_in_any_precision(precision):
-    settings = {"rounds": 2, "cohort_size": 3, "local": LocalSGD(0.5, 4), "seed": 0, "noise_multiplier": 0.2}
-    population = population_of([9, 0, 4, 1, 6], features=16)
     run = flat_training(
-        Mixed(), cross_entropies, population, precision=precision, engine="stacked", delta=0.1, **settings
-    )
+        Mixed(), cross_entropies, population_of([9, 0, 4, 1, 6], features=16), precision=precision, engine="stacked",
+        delta=0.1, rounds=2, cohort_size=3, local=LocalSGD(0.5, 4), seed=0, noise_multiplier=0.2,
+    )  # fmt: skip
     state, release = one_round(run)
     assert (release.mean.dtype, state.params.dtype) == (torch.float64, torch.float32)
     assert {param.dtype for param in run.run().model.parameters()} == {torch.float32}

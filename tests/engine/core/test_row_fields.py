@@ -5,7 +5,7 @@ import pytest
 import tagged_posts
 import torch
 import torch.nn.functional as F
-from samples import aggregate, flat_training, one_by_one, opened, request, rows_of
+from samples import flat_training, one_by_one, rows_of
 from tagged_posts import SIZES, TAGS, Tags
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -15,7 +15,6 @@ from clipline.engine.core.batches import plan_steps
 from clipline.engine.core.row_fields import (
     RowUsage,
     TouchedRows,
-    build_updates,
     check_row_fields,
     renumber_rows,
     starting_params,
@@ -66,17 +65,6 @@ def test_users_who_touch_few_rows_train_as_if_they_sent_all(dtype):
     assert (expected.norm(dim=1) > 0).tolist() == [True, False, True, True]
 
 
-def test_the_norm_of_rows_is_that_of_the_update_and_no_contribution_is_longer_than_the_clip():
-    stack = Stacked(bags(), 4)
-    dim = stack.problem.model.dim
-    for user in (0, 2, 3):
-        asked = request(stack.problem.model.initial, [user])
-        ((updates, _),) = stack.train([asked])
-        assert float(updates.norms()[0]) == pytest.approx(float(updates.dense(dim).norm()), rel=1e-12)
-        total = aggregate((block for block, _ in stack.train([asked])), 0.01, dim)
-        assert float(opened(total)[:-1].norm()) <= 0.01
-
-
 def test_a_loss_that_uses_rows_which_no_field_names_is_refused():
     with pytest.raises(ModuleError, match=r"rows of 'emb\.weight' that field 'words' does not name"):
         bags(penalty=0.1)
@@ -124,16 +112,6 @@ def test_room_for_rows_depends_on_the_users_own_count_alone(count, room):
         if others:
             numbers[1, : len(others)] = torch.tensor(others)
         assert RowUsage(numbers, 30).rooms(2)[0] == room  # 2 times a power of four, at most all 30 rows
-
-
-def test_rows_that_stand_for_nothing_do_not_move_row_0():
-    shapes = {"w": torch.Size([4, 2])}
-    rows = {"w": TouchedRows(torch.tensor([[1, 3], [2, 0]]), torch.tensor([[True, True], [True, False]]))}
-    params = torch.arange(8.0).unsqueeze(0)
-    first = starting_params(params, shapes, rows)
-    assert first["w"].tolist() == [[[2.0, 3.0], [6.0, 7.0]], [[4.0, 5.0], [0.0, 1.0]]]
-    dense = build_updates([first["w"] + 1.0], first, shapes, rows).dense(8)
-    assert dense.tolist() == [[0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0], [0.0] * 4 + [1.0, 1.0, 0.0, 0.0]]
 
 
 def test_users_of_several_runs_start_from_the_parameters_of_their_own():

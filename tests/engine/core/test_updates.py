@@ -23,13 +23,8 @@ def sample(dtype=torch.float64, device="cpu"):
     return Updates([Dense(0, made([[1.0, 2.0], [3.0, 4.0]])), matrix, Dense(14, made([[10.0], [20.0]]))])
 
 
-EXPECTED = torch.tensor(
-    [
-        [1.0, 2.0, 4.0, 5.0, 6.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 10.0],
-        [3.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 7.0, 8.0, 9.0, 0.0, 0.0, 0.0, 20.0],
-    ],
-    dtype=torch.float64,
-)
+EXPECTED = torch.tensor([[1, 2, 4, 5, 6, 0, 0, 0, 0, 0, 0, 1, 2, 3, 10],
+                         [3, 4, 0, 0, 0, 0, 0, 0, 7, 8, 9, 0, 0, 0, 20]], dtype=torch.float64)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -93,13 +88,6 @@ def test_updates_of_several_runs_go_each_to_the_sum_of_its_own(cut, bad):
     torch.testing.assert_close(totals, expected, rtol=1e-13, atol=1e-13)
 
 
-def test_some_of_the_users():
-    chosen = sample().of_users(torch.tensor([False, True]))
-    assert len(chosen) == 1
-    assert torch.equal(chosen.dense(DIM), EXPECTED[1:])
-    assert len(sample().of_users(torch.tensor([False, False]))) == 0
-
-
 def in_pieces(rows):
     """Random rows of (2 + 4 * 3 + 1) as dense, touched and dense pieces."""
     matrix = rows[:, 2:14].view(-1, 4, 3)
@@ -121,13 +109,13 @@ def test_a_sum_is_that_of_clipped_rows_and_bits_for_blocks_of_any_size(cut, bloc
     assert total.dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    ("dtype", "sizes"),
-    [
-        (torch.float32, [1e-45, 1e-38, 1e-20, 1.0, 1e20, 1e38]),
-        (torch.float64, [5e-324, 1e-300, 1e-160, 1.0, 1e150]),
-    ],
-)
+SIZES = {
+    torch.float32: [1e-45, 1e-38, 1e-20, 1.0, 1e20, 1e38],
+    torch.float64: [5e-324, 1e-300, 1e-160, 1.0, 1e150],
+}
+
+
+@pytest.mark.parametrize(("dtype", "sizes"), SIZES.items())
 @pytest.mark.parametrize("clip", [1e-30, 0.01, 1.0, 1e10])
 def test_no_clipped_update_is_longer_than_the_clip_however_large_or_small(dtype, sizes, clip):
     generator = torch.Generator().manual_seed(2)
@@ -140,9 +128,7 @@ def test_no_clipped_update_is_longer_than_the_clip_however_large_or_small(dtype,
                 parts = [float(value) / clip for value in total[:-1]]
                 length = math.sqrt(math.fsum(part * part for part in parts))
                 assert length <= 1
-                if (
-                    float(total[-1]) < 0
-                ):  # was longer: it ends just below, unless no number is small enough for a factor
+                if float(total[-1]) < 0:  # was longer: ends just below, unless no number is small enough for a factor
                     assert length > 1 - 1e-12 or clip / size < 1e-300
                 else:
                     assert torch.equal(total[:-1], rows[user].double())
@@ -153,15 +139,6 @@ def test_a_user_whose_squares_overflow_adds_nothing_and_is_not_within():
     rows[1] = 1.0
     total = opened(aggregate([Updates([Dense(0, rows)])], 10.0, DIM))
     assert total.tolist() == [1.0] * DIM + [0.0]  # bits -1/2 and +1/2
-
-
-def test_factors_are_1_within_and_just_below_outside_and_0_for_what_is_not_finite():
-    norms = torch.tensor([0.0, 1.0, 2.0, 2.0000000001, 4.0, math.inf, math.nan], dtype=torch.float64)
-    scale, within = clip_factors(norms, 2.0)
-    assert within.tolist() == [True, True, True, False, False, False, False]
-    assert scale[:3].tolist() == [1.0] * 3
-    assert 0.5 * (1 - 1e-12) < float(scale[4]) < 0.5
-    assert scale[5:].tolist() == [0.0, 0.0]
 
 
 def test_many_numbers_go_through_in_parts(monkeypatch):
@@ -182,10 +159,6 @@ def test_no_clipped_update_of_many_equal_numbers_is_longer_than_the_clip(size):
         assert Fraction(clipped) ** 2 * size <= 1  # exactly
 
 
-def len_and_sum(widths):
-    return f"{len(widths)} of {sum(widths)}"
-
-
 BLOCKS = [slice(0, 1), slice(3, 5), slice(1, 20), slice(7, 40), slice(0, 69), slice(2, 70)]
 
 
@@ -196,9 +169,7 @@ def pieces_of(widths, dtype, users=70):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    "widths", [(1,), (1023,), (4010,), (300_001,), (7,) * 60, (5000, 10, 1025, 1)], ids=len_and_sum
-)
+@pytest.mark.parametrize("widths", [(1,), (1023,), (4010,), (300_001,), (7,) * 60, (5000, 10, 1025, 1)], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_norm_is_the_same_to_the_last_bit_whoever_else_is_in_the_block(widths, dtype, threads, device):
     before = torch.get_num_threads()
@@ -223,10 +194,3 @@ def test_the_norm_of_rows_does_not_depend_on_padding_for_others():
     for user, touched in ((0, 13), (2, 31)):
         own = Rows(0, 50, places[:1, :touched], values[user : user + 1, :touched])
         assert Updates([own, Dense(30_000, bias[user : user + 1])]).norms() == together[user]
-
-
-def test_measuring_a_norm_changes_no_update():
-    pieces = pieces_of([4010, 3], torch.float64)
-    copies = [piece.clone() for piece in pieces]
-    Updates([Dense(0, piece) for piece in pieces]).norms()
-    assert all(map(torch.equal, pieces, copies))

@@ -17,6 +17,7 @@ from clipline.random.streams import Streams
 
 SIZES = [3, 60, 5, 4, 0, 6, 33, 2, 5, 12, 1, 4, 3, 13, 5, 2]
 USERS = np.arange(len(SIZES))
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own tracing
 
 
 def engine(sizes=SIZES, model=None):
@@ -25,7 +26,6 @@ def engine(sizes=SIZES, model=None):
     return one_by_one(model, cross_entropies, population_of(sizes, features=16), LocalSGD(0.3, 4), Streams(0))
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch's own tracing
 def test_a_recorded_block_trains_users_with_many_and_with_few_steps_as_one_by_one(uncompiled):
     plain = engine()
     stack = Stacked(plain, len(SIZES), block_size=len(SIZES), compiled=True)
@@ -35,7 +35,6 @@ def test_a_recorded_block_trains_users_with_many_and_with_few_steps_as_one_by_on
     assert len(stack._recorded._recordings) == 1
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_cap_below_the_batch_size_that_is_padded_to_more_fits_the_buffers(uncompiled):
     torch.manual_seed(0)
     local = LocalSGD(0.3, batch_size=100, max_examples=8)  # a user with 8 examples is padded to 9
@@ -53,7 +52,6 @@ def test_numbers_of_users_that_are_recorded():
     assert len({graph_width(users) for users in range(1, 1025)}) <= 60
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_program_that_the_compiler_ties_to_one_number_of_users_is_kept_to_one(uncompiled, monkeypatch):
     """As library convolutions do: the users are their groups."""
     widths, tied = [], False
@@ -88,7 +86,6 @@ def test_a_program_that_the_compiler_ties_to_one_number_of_users_is_kept_to_one(
     assert CompiledStep(stack._step).any_width
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_every_request_trains_its_own_cohort_round_and_parameters_whatever_was_trained_before(uncompiled):
     """The recorded blocks are used again and again: nothing of the request before may be left in them."""
     plain = engine()
@@ -112,7 +109,6 @@ def test_every_request_trains_its_own_cohort_round_and_parameters_whatever_was_t
     check(few, 5)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_requests_of_other_runs_train_at_their_rate_and_from_their_streams(uncompiled):
     plain = engine()
     stack = Stacked(plain, 16, block_size=16, compiled=True)
@@ -131,7 +127,6 @@ def test_requests_of_other_runs_train_at_their_rate_and_from_their_streams(uncom
     assert not torch.equal(found[0], found[2])
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.*")
 def test_a_round_that_breaks_off_leaves_nothing_behind(uncompiled, monkeypatch):
     plain = engine()
     stack = Stacked(plain, 16, block_size=16, compiled=True)
@@ -158,7 +153,6 @@ def test_a_round_that_breaks_off_leaves_nothing_behind(uncompiled, monkeypatch):
     torch.testing.assert_close(rows_of(stack, USERS, 3), expected[3], rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_block_of_users_without_examples_may_be_the_first(uncompiled):
     plain = engine([0, 0, 5, 3])
     stack = Stacked(plain, 4, block_size=2, compiled=True)
@@ -168,19 +162,13 @@ def test_a_block_of_users_without_examples_may_be_the_first(uncompiled):
     torch.testing.assert_close(rows_of(stack, everybody), rows_of(plain, everybody), rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_what_former_users_left_in_a_recorded_block_reaches_nobody(uncompiled):
     def rounds(poison):
         population = population_of([6, 2, 3])
         fields = {name: field.copy() for name, field in population.fields.items()}
         fields["x"][:6] = poison
-        plain = one_by_one(
-            nn.Linear(6, 3).double(),
-            cross_entropies,
-            Population(population.offsets, fields, column_options={"missing": "zero-update"}),
-            LocalSGD(0.3, 4),
-            Streams(0),
-        )
+        spoilt = Population(population.offsets, fields, column_options={"missing": "zero-update"})
+        plain = one_by_one(nn.Linear(6, 3).double(), cross_entropies, spoilt, LocalSGD(0.3, 4), Streams(0))
         stack = Stacked(plain, 3, block_size=3, compiled=True)
         torch.manual_seed(0)
         rows_of(stack, np.array([0]))

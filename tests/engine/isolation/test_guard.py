@@ -10,7 +10,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from samples import cross_entropies, cross_entropy, one_by_one, population_of, small_population
+from samples import cross_entropies, cross_entropy, one_by_one, population_of
 from torch import nn
 
 from clipline import LocalSGD
@@ -135,11 +135,19 @@ def forms():
     }  # fmt: skip
 
 
-def update(net, users):
+def trained(net, loss=cross_entropy):
+    """Three users by one engine; the mark is in the data of the first."""
     population = population_of([4, 4, 4])
     population.fields["x"][0, 0] = MARK
-    engine = one_by_one(net.double(), cross_entropy, population, LocalSGD(0.1, 4), Streams(0))
+    return one_by_one(net.double(), loss, population, LocalSGD(0.1, 4), Streams(0))
+
+
+def rows(engine, users):
     return engine.block(engine.problem.model.initial, np.array(users), 0).dense(engine.problem.model.dim)
+
+
+def update(net, users):
+    return rows(trained(net), users)
 
 
 @pytest.fixture(autouse=True)
@@ -185,15 +193,13 @@ def test_a_user_who_turns_gradients_off_does_not_turn_them_off_for_the_next():
         torch.set_grad_enabled(not bool((batch["x"] == MARK).any()))
         return losses
 
-    population = population_of([4, 4, 4])
-    population.fields["x"][0, 0] = MARK
     torch.manual_seed(0)
-    engine = one_by_one(nn.Linear(6, 3).double(), loss, population, LocalSGD(0.1, 4), Streams(0))
+    engine = trained(nn.Linear(6, 3), loss)
     with torch.no_grad():  # the caller's, which is nobody else's concern
-        both = engine.block(engine.problem.model.initial, np.array([0, 1]), 0).dense(engine.problem.model.dim)
+        both = rows(engine, [0, 1])
         assert not torch.is_grad_enabled()
     assert both[1].norm() > 0
-    assert torch.equal(both[1], update_of(engine, 1))
+    assert torch.equal(both[1], rows(engine, [1])[0])
 
 
 def test_what_an_interrupted_user_leaves_is_not_taken_for_the_callers():
@@ -202,114 +208,34 @@ def test_what_an_interrupted_user_leaves_is_not_taken_for_the_callers():
         raise KeyboardInterrupt
 
     torch.manual_seed(0)
-    net = Net(lambda model: model.held, remember, held=False)
-    population = population_of([4, 4, 4])
-    population.fields["x"][0, 0] = MARK
-    engine = one_by_one(net.double(), cross_entropy, population, LocalSGD(0.1, 4), Streams(0))
-    before = engine.block(engine.problem.model.initial, np.array([1]), 0).dense(engine.problem.model.dim)
+    engine = trained(Net(lambda model: model.held, remember, held=False))
+    before = rows(engine, [1])
     with pytest.raises(KeyboardInterrupt):
-        engine.block(engine.problem.model.initial, np.array([0]), 0)
-    assert torch.equal(
-        engine.block(engine.problem.model.initial, np.array([1]), 0).dense(engine.problem.model.dim), before
-    )
+        rows(engine, [0])
+    assert torch.equal(rows(engine, [1]), before)
 
 
 def test_what_the_caller_sets_between_rounds_counts():
     torch.manual_seed(0)
     temperature = {"now": 1.0}
-
-    def loss(model, batch):
-        return cross_entropy(model, batch) * temperature["now"]
-
-    engine = one_by_one(nn.Linear(6, 3).double(), loss, population_of([4, 4]), LocalSGD(0.1, 4), Streams(0))
-    first = engine.block(engine.problem.model.initial, np.array([1]), 0).dense(engine.problem.model.dim)
+    engine = trained(nn.Linear(6, 3), lambda model, batch: cross_entropy(model, batch) * temperature["now"])
+    first = rows(engine, [1])
     temperature["now"] = 2.0
-    second = engine.block(engine.problem.model.initial, np.array([1]), 0).dense(engine.problem.model.dim)
-    torch.testing.assert_close(second, 2 * first)
-
-
-def clients(population, model, loss=cross_entropy):
-    return one_by_one(model, loss, population, LocalSGD(0.1, batch_size=8), Streams(0))
-
-
-def update_of(engine, user):
-    """(dim,): one user's update."""
-    return engine.block(engine.problem.model.initial, np.array([user]), 0).dense(engine.problem.model.dim)[0]
-
-
-def first_with_examples(engine):
-    return int(np.flatnonzero(np.diff(engine.problem.population.offsets))[0])
-
-
-class Remembering(nn.Module):
-    """Keeps a private statistic in a buffer of its own making."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(6, 3)
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x):
-        self.seen += x.sum().detach()
-        return self.linear(x)
-
-
-class Replacing(Remembering):
-    """Puts a new tensor in the buffer's place instead of changing it."""
-
-    def forward(self, x):
-        self.seen = 0.5 * self.seen + x.sum().detach()
-        return self.linear(x)
-
-
-@pytest.mark.parametrize("kind", [Remembering, Replacing])
-def test_any_other_buffer_that_moves_is_refused_when_it_moves(kind):
-    with pytest.raises(ModuleError, match="buffer 'seen' of the model changed while a user trained"):
-        clients(small_population(), kind())
-
-
-@pytest.mark.parametrize("kind", [Remembering, Replacing])
-def test_a_buffer_that_moves_for_some_data_alone_is_refused_then_and_put_back(kind):
-    class Sometimes(kind):
-        def forward(self, x):
-            return super().forward(x) if bool((x > 100).any()) else self.linear(x)
-
-    population = small_population()
-    engine = clients(population, Sometimes().double())
-    user = first_with_examples(engine)
-    population.fields["x"][int(population.offsets[user])] = 1000.0
-    with pytest.raises(ModuleError, match="buffer 'seen' of the model changed while a user trained"):
-        update_of(engine, user)
-    assert float(engine.problem.model.module.seen) == 0.0
+    torch.testing.assert_close(rows(engine, [1]), 2 * first)
 
 
 def test_a_buffer_that_stays_is_welcome_even_if_it_is_not_a_number():
-    model = Remembering()
-    model.forward = model.linear.forward
-    model.seen.fill_(float("nan"))
-    engine = clients(small_population(), model, lambda m, b: m.linear(b["x"]).square().mean())
-    user = first_with_examples(engine)
-    assert update_of(engine, user).isfinite().all()
+    model = nn.Linear(6, 3)
+    model.register_buffer("seen", torch.full((), torch.nan))
+    assert rows(trained(model), [0]).isfinite().all()
 
 
 def test_a_buffer_too_long_to_be_copied_that_is_written_past_torchs_count_is_refused_for_good(monkeypatch):
     monkeypatch.setattr("clipline.engine.isolation.state._COPIED", 8)
-
-    class Moving(nn.Linear):
-        def __init__(self):
-            super().__init__(6, 3)
-            self.register_buffer("average", torch.zeros(1 << 15))
-
-        def forward(self, x):
-            if bool((x == MARK).any()):  # nothing made up is so large
-                self.average.data += x.mean()
-            return super().forward(x)
-
-    population = population_of([4] * 3)
-    population.fields["x"][:] = MARK
-    trained = clients(population, Moving().double(), cross_entropies)
+    net = Net(lambda model: False, lambda model: model.average.data.add_(1.0))
+    net.register_buffer("average", torch.zeros(1 << 15))
+    engine = trained(net)
+    words = r"buffer 'average' of the model changed .* too long to be kept twice, and st"
     for _ in range(2):  # what was changed stays so, and is never trained with again
-        with pytest.raises(
-            ModuleError, match=r"buffer 'average' of the model changed .* too long to be kept twice, and st"
-        ):
-            trained.block(trained.problem.model.initial, np.arange(3), 0)
+        with pytest.raises(ModuleError, match=words):
+            rows(engine, [0, 1, 2])

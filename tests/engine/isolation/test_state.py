@@ -4,16 +4,24 @@ import functools
 import statistics
 import sys
 import types
-from collections import OrderedDict, deque
+from collections import deque
 
+import numpy as np
 import pytest
 import torch
-from samples import cross_entropy, one_by_one, population_of
+from samples import cross_entropy, one_by_one, population_of, rows_of
 from torch import nn
 
 from clipline import LocalSGD
 from clipline.engine.isolation import state
-from clipline.engine.isolation.state import ClassAttributes, ClosureCell, Container, Global, from_library
+from clipline.engine.isolation.state import (
+    SHORT,
+    ClassAttributes,
+    Constant,
+    Container,
+    checksum,
+    from_library,
+)
 from clipline.random.streams import Streams
 
 pytestmark = pytest.mark.filterwarnings("ignore::clipline.engine.core.one_by_one.RetainedStateWarning")
@@ -26,7 +34,8 @@ def test_a_tensor_that_vmap_has_left_behind_ends_no_training():
     def loss(model, batch):
         return cross_entropy(model, batch) + 0 * len(kept)
 
-    one_by_one(nn.Linear(6, 3).double(), loss, population_of([2]), LocalSGD(0.1), Streams(0))
+    engine = one_by_one(nn.Linear(6, 3).double(), loss, population_of([2]), LocalSGD(0.1), Streams(0))
+    assert rows_of(engine, np.arange(1)).any()
 
 
 CONTAINERS = {
@@ -54,67 +63,6 @@ def test_a_container_that_changes_is_seen_and_put_back(now, change):
     assert list(now) == list(before)
 
 
-class HandsOutInstances(OrderedDict):
-    def __getitem__(self, key):
-        return super().__getitem__(key)()
-
-
-class Hidden(list):
-    def __iter__(self):
-        return iter(())
-
-    def clear(self):
-        raise NotImplementedError
-
-
-def test_a_container_that_shows_something_else_than_it_holds_is_put_back_to_what_it_holds():
-    classes, entries = HandsOutInstances(a=dict, b=list), Hidden([1, 2])
-    kept = [Container("classes", classes), Container("entries", entries)]
-    assert all(one.same() for one in kept)
-    OrderedDict.update(classes, c=set)
-    entries.append(3)
-    assert not any(one.same() for one in kept)
-    for one in kept:
-        one.restore()
-    assert list(OrderedDict.items(classes)) == [("a", dict), ("b", list)]
-    assert list(list.__iter__(entries)) == [1, 2]
-    assert type(classes["a"]) is dict
-
-
-def test_a_variable_of_a_function_and_one_that_is_not_there_yet():
-    seen = []
-
-    def uses():
-        return seen, later
-
-    cells = dict(zip(uses.__code__.co_freevars, uses.__closure__, strict=True))
-    kept = {name: ClosureCell(name, cell) for name, cell in cells.items()}
-    seen, later = [1], 5
-    assert not kept["seen"].same()
-    assert not kept["later"].same()
-    kept["seen"].restore()
-    kept["later"].restore()
-    assert kept["seen"].same()
-    assert kept["later"].same()
-    assert cells["seen"].cell_contents == []
-    with pytest.raises(ValueError, match="empty"):
-        _ = cells["later"].cell_contents
-    later = 5
-    assert uses() == ([], 5)
-
-
-def test_a_global_variable_and_one_that_is_not_there_yet():
-    namespace = {"old": 1}
-    kept = [Global(name, namespace, name) for name in ("old", "new")]
-    namespace.update(old=2, new=3)
-    assert [one.same() for one in kept] == [False, False]
-    for one in kept:
-        one.restore()
-    assert namespace == {"old": 1}
-    kept[1].restore()  # nothing to take out
-    assert [one.same() for one in kept] == [True, True]
-
-
 @pytest.mark.parametrize("make", [lambda: type("Class", (), {"a": 1, "b": 2}), lambda: types.ModuleType("module")])
 def test_attributes_of_a_class_or_a_module(make):
     owner = make()
@@ -126,14 +74,8 @@ def test_attributes_of_a_class_or_a_module(make):
     kept.restore()
     assert (owner.a, owner.b) == (1, 2)
     assert not hasattr(owner, "c")
-
-
-def test_the_last_attribute_of_a_class_under_another_name_is_seen():
-    owner = type("Class", (), {})
-    owner.a = 1
-    kept = ClassAttributes("kept", owner)
-    del owner.a
-    owner.b = 1
+    del owner.b
+    owner.c = 2  # as many as before
     assert not kept.same()
 
 
@@ -157,18 +99,19 @@ def module_at(monkeypatch, name, file):
     return module
 
 
-def test_a_file_of_the_callers_with_the_name_of_one_of_pythons_is_the_callers(monkeypatch):
-    for file, expected in (("/home/me/project/this.py", False), (statistics.__file__, True)):
-        module_at(monkeypatch, "this", file)  # which nobody imports
-        assert state._is_library.__wrapped__("this") == expected
-
-
-def test_what_is_installed_for_a_user_or_the_system_is_a_librarys(monkeypatch):
-    for folder in ("/home/me/.local/lib/python3.12/site-packages", "/usr/lib/python3/dist-packages"):
-        module_at(monkeypatch, "somebodys", f"{folder}/somebodys/__init__.py")
-        assert state._is_library.__wrapped__("somebodys")
-    module_at(monkeypatch, "somebodys", "/home/me/my_project/somebodys/__init__.py")
-    assert not state._is_library.__wrapped__("somebodys")
+@pytest.mark.parametrize(
+    ("name", "file", "is_library"),
+    [
+        ("this", "/home/me/project/this.py", False),  # the name of one of Python's
+        ("this", statistics.__file__, True),
+        ("somebodys", "/home/me/.local/lib/python3.12/site-packages/somebodys/__init__.py", True),
+        ("somebodys", "/usr/lib/python3/dist-packages/somebodys/__init__.py", True),
+        ("somebodys", "/home/me/my_project/somebodys/__init__.py", False),
+    ],
+)
+def test_what_is_installed_is_a_librarys_and_a_file_of_the_callers_is_not(monkeypatch, name, file, is_library):
+    module_at(monkeypatch, name, file)
+    assert state._is_library.__wrapped__(name) == is_library
 
 
 @pytest.fixture
@@ -189,3 +132,137 @@ def test_an_installed_package_that_the_loss_came_from_is_the_callers(in_site_pac
     state._add_caller(forms[form])
     assert not from_library(loss)
     assert not from_library(in_site_packages.Loss)
+
+
+# Tensors and arrays as they were: each says whether it is still the same to the last bit, and can be  ---------------
+
+
+class Own(nn.Parameter):
+    pass
+
+
+TENSORS = {
+    "a number": (torch.zeros(3), lambda now: now.__setitem__(1, 1.0)),
+    "the sign of zero": (torch.zeros(3), lambda now: now.neg_()),
+    "past torch's count of changes": (torch.zeros(3), lambda now: now.data.add_(1.0)),
+    "a gradient": (torch.zeros(3, requires_grad=True), lambda now: setattr(now, "grad", torch.ones(3))),
+    "that a gradient is asked for": (torch.zeros(3), lambda now: now.requires_grad_()),
+    "that a computation made it": (torch.zeros(3), lambda now: now.add_(0.0 * torch.ones(3, requires_grad=True))),
+    "other strides": (torch.zeros(3, 3), lambda now: setattr(now, "data", now.data.t())),
+    "a parameter of a class of one's own": (Own(torch.zeros(3), False), lambda now: now.data.add_(1.0)),
+    "a number of an array": (np.zeros(3), lambda now: now.__setitem__(1, 1.0)),
+}
+
+
+@pytest.mark.parametrize(("now", "change"), TENSORS.values(), ids=TENSORS)
+def test_a_tensor_or_array_that_changes_is_seen_and_put_back_to_the_last_bit(now, change):
+    kept = Constant("kept", now)
+    assert kept.same()
+    assert not kept.touched()
+    change(now)
+    assert kept.touched()
+    assert not kept.same()
+    kept.restore()
+    assert kept.same()
+    assert not now.any()
+    assert not np.signbit(np.asarray(now.detach() if isinstance(now, torch.Tensor) else now)).any()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch calls one of these new
+def test_the_parts_of_sparse_tensors_are_compared_and_put_back():
+    sparse, rows = torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()
+    kept = [Constant("kept", one) for one in (sparse, rows)]
+    assert [one.same() for one in kept] == [True] * 2
+    sparse._values().zero_()
+    rows.values()[0] = 2.0
+    assert [one.same() for one in kept] == [False] * 2
+    for one in kept:
+        one.restore()
+    assert [one.same() for one in kept] == [True] * 2
+    assert torch.equal(sparse.to_dense(), torch.eye(3))
+    assert torch.equal(rows.to_dense(), torch.eye(3))
+
+
+def test_what_is_not_a_number_is_like_itself_and_a_write_of_what_was_there_is_no_change():
+    kept = Constant("kept", torch.full((SHORT,), torch.nan))
+    kept.now.mul_(1.0)
+    assert kept.same()
+    assert not kept.touched()
+    kept.now[0] = 0.0
+    assert not kept.same()
+
+
+def test_of_a_very_large_tensor_or_array_a_checksum_is_compared_however_it_is_written(monkeypatch):
+    monkeypatch.setattr("clipline.engine.isolation.state._COPIED", 8)
+    monkeypatch.setattr("clipline.engine.isolation.state._CHUNK_ON_DEVICE", 32)
+    tensor, array = torch.zeros(9), np.zeros((3, 3))
+    fixed = np.arange(9.0)
+    fixed.flags.writeable = False
+    kept = [Constant("tensor", tensor), Constant("array", array), Constant("by columns", array.T), Constant("", fixed)]
+    assert all(one.same() and one.lost for one in kept)  # no copy is held, and so a change cannot be undone
+    tensor.data[8], array[2, 2] = 1.0, 1.0  # past torch's count of changes
+    assert [one.same() for one in kept] == [False, False, False, True]
+
+
+LONG = SHORT // 4 + 3  # float32 numbers, just too many to be copied
+
+
+@pytest.mark.parametrize("size", [3, LONG])
+def test_a_shared_tensor_is_put_back_in_the_callers_memory_or_known_to_be_lost(size):
+    callers = torch.arange(float(size))
+    constant = Constant("base", callers.detach(), shared=True)
+    assert constant.same()
+    assert constant.lost == (size == LONG)  # no copy of a long one is held
+    constant.now.data[1] = 9.0  # past the version counter
+    assert not constant.same()
+    constant.restore()
+    assert callers[1] == (9.0 if size == LONG else 1.0)
+    assert constant.now.data_ptr() == callers.data_ptr()
+
+
+def test_a_shared_tensor_with_other_memory_has_changed_and_is_given_back():
+    callers = torch.arange(float(LONG))
+    constant = Constant("base", callers.detach(), shared=True)
+    constant.now.data = callers.clone()
+    assert not constant.same()
+    constant.restore()
+    assert constant.same()
+    assert constant.now.data_ptr() == callers.data_ptr()
+
+
+def test_a_checksum_notices_one_bit_a_swap_and_the_place_and_holds_for_every_size():
+    values = torch.arange(3_000_001, dtype=torch.uint8)  # not a whole number of words
+    before = checksum(values)
+    assert before == checksum(values.clone())
+    for place in (0, 7, 2_999_999, 3_000_000):
+        changed = values.clone()
+        changed[place] ^= 1
+        assert checksum(changed) != before
+    words = torch.arange(1_500_000)
+    swapped = words.clone()
+    swapped[[0, 1_400_000]] = swapped[[1_400_000, 0]]  # in different chunks
+    assert checksum(swapped) != checksum(words)
+    assert checksum(words[1:]) == checksum(words[1:].clone())
+    assert checksum(words.to(torch.int8)[1:]) == checksum(words.to(torch.int8)[1:].clone())  # not aligned
+
+
+def test_in_a_checksum_changes_of_the_highest_bits_do_not_cancel():
+    words = torch.arange(600_000)  # several chunks
+    before, top = checksum(words), torch.iinfo(torch.int64).min
+    for places in ([0, 1], [0, 131_072], [5, 599_999], [0, 1, 2, 3], slice(None), slice(1, None, 2)):
+        changed = words.clone()
+        changed[places] ^= top
+        assert checksum(changed) != before
+    numbers = torch.full((40_000,), 0.01, dtype=torch.float64)
+    assert checksum(-numbers) != checksum(numbers)
+
+
+def test_a_checksum_depends_on_the_number_of_zeros_and_on_the_place_over_all_chunks():
+    assert len({checksum(torch.zeros(size, dtype=torch.uint8)) for size in range(20)}) == 20
+    words = torch.zeros(600_000, dtype=torch.int64)
+    found = set()
+    for place in range(0, 600_000, 20_000):
+        words[place] = 1
+        found.add(checksum(words))
+        words[place] = 0
+    assert len(found) == 30

@@ -109,11 +109,7 @@ def test_auto_then_trains_one_by_one_and_says_so_once():
 
 
 @pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda losses, kept: losses.where(kept, 0.0).sum() / len(losses),  # a mean over padding too
-        lambda losses, kept: losses.mean(),
-    ],
+    "spoil", [lambda losses, kept: losses.where(kept, 0.0).sum() / len(losses), lambda losses, kept: losses.mean()]
 )
 def test_a_padded_batch_that_counts_otherwise_is_refused(spoil, monkeypatch):
     monkeypatch.setattr(StackStep, "_loss_of_one", _with_reduction(StackStep._loss_of_one, spoil))
@@ -166,14 +162,6 @@ def test_a_loss_that_is_not_finite_on_made_up_examples_is_not_compared():
         return cross_entropies(model, batch) / (model.weight.abs().amax() < 1e-3)  # infinite but near the start
 
     assert isinstance(Stacked(plain(linear_model(), loss), len(SIZES)), Stacked)
-
-
-def test_the_model_is_left_as_it_was():
-    engine = plain(nn.Linear(6, 3))
-    before = engine.problem.model.initial.clone()
-    Stacked(engine, len(SIZES))
-    assert torch.equal(engine.problem.model.vector, before)
-    assert all(param.grad is None for param in engine.problem.model.trainable.values())
 
 
 def _with_reduction(right, spoil):

@@ -2,16 +2,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.func import functional_call, grad, vmap
 
 from clipline import SettingError
-from clipline.engine.gpu.kernels import convolution
 from clipline.engine.stacked.layers import BagLinear, GroupNormReLU, MatrixLSTM, PatchConv2d
 
 DOUBLE = torch.float64
-needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available() or convolution.convolution_kernels is None, reason="needs a GPU and Triton"
-)
 
 
 def as_matrix(kernel):
@@ -70,10 +66,6 @@ def test_same_padding_puts_the_odd_zero_below_and_to_the_right_as_tensorflow_doe
     assert expected.shape[-2:] == (out, out)
     torch.testing.assert_close(layer(images), expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(in_a_stack_of_one(layer, (images,)), expected, rtol=0, atol=1e-10)
-
-
-def test_the_stem_of_cifar_pads_two_before_and_three_after():
-    assert PatchConv2d(3, 64, 7, 2, "same")._zeros(24) == (2, 3, 2, 3)
 
 
 def test_unknown_padding_is_refused():
@@ -143,21 +135,6 @@ def test_lstm_starts_as_in_keras():
     assert layer.weight_ih.abs().max() <= (6 / (8 + 64)) ** 0.5
 
 
-@pytest.mark.parametrize("make", [lambda: PatchConv2d(2, 3, 3, 2, "same"), lambda: MatrixLSTM(4, 3)])
-def test_three_users_in_a_stack_are_three_users_alone(make):
-    torch.manual_seed(0)
-    users = [make().to(DOUBLE) for _ in range(3)]
-    inputs = (
-        torch.randn(3, 2, 5, 4, dtype=DOUBLE)
-        if isinstance(users[0], MatrixLSTM)
-        else torch.randn(3, 2, 2, 5, 5, dtype=DOUBLE)
-    )
-    params, _ = stack_module_state(users)
-    together = vmap(lambda p, x: functional_call(users[0], p, (x,)))(params, inputs)
-    for user, layer in enumerate(users):
-        torch.testing.assert_close(together[user], layer(inputs[user]), rtol=0, atol=1e-12)
-
-
 def test_sparse_rows_equal_the_dense_linear_layer_forward_and_backward():
     torch.manual_seed(0)
     ours = BagLinear(50, 7).to(DOUBLE)
@@ -193,45 +170,6 @@ def test_users_with_their_own_rows_alone_compute_the_same_as_with_all(outputs):
         torch.testing.assert_close(out[user], alone, rtol=0, atol=1e-12)
         (of_all,) = torch.autograd.grad((alone * weights[user]).sum(), layer.weight)
         torch.testing.assert_close(found[user], of_all[own[user]], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("layer", "inputs"),
-    [
-        (PatchConv2d(2, 3, 3, 2, "same"), (torch.ones(2, 2, 5, 5),)),
-        (MatrixLSTM(4, 3), (torch.ones(2, 3, 4), torch.tensor([[True, True, False]] * 2))),
-        (BagLinear(9, 4), (torch.tensor([[1, 9], [8, 0]]), torch.tensor([[0.5, 0.0], [0.2, 0.3]]))),
-    ],
-    ids=lambda thing: type(thing).__name__,
-)
-def test_a_stack_compiles_in_one_piece_and_computes_the_same(layer, inputs):
-    torch._dynamo.reset()  # what it learnt of one layer's shapes it would try on the other's
-    stack = {name: torch.stack([param.detach(), 2 * param.detach()]) for name, param in layer.named_parameters()}
-
-    stack = {name: param.requires_grad_() for name, param in stack.items()}
-    losses = vmap(lambda own: functional_call(layer, own, inputs).square().sum())
-    compiled = torch.compile(losses, backend="aot_eager", fullgraph=True)
-    expected, ours = (torch.autograd.grad(run(stack).sum(), list(stack.values())) for run in (losses, compiled))
-    for one, other in zip(ours, expected, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-@needs_gpu
-@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what it uses itself
-@pytest.mark.parametrize("make", [lambda: PatchConv2d(3, 8, 3, padding=1), lambda: nn.Sequential(MatrixLSTM(8, 8))])
-def test_layers_compile_in_a_stack(make):
-    torch._dynamo.reset()  # what it learnt of one layer's shapes it would try on the other's
-    torch.manual_seed(0)
-    layers = [make() for _ in range(3)]
-    stack, _ = stack_module_state(layers)
-    inputs = torch.randn(3, 2, *((3, 8, 8) if isinstance(layers[0], PatchConv2d) else (5, 8)))
-    device = {name: param.detach().cuda().requires_grad_() for name, param in stack.items()}
-    run = vmap(lambda p, x: functional_call(layers[0], p, (x,)).square().sum())
-    layers[0].cuda()
-    eager = torch.autograd.grad(run(device, inputs.cuda()).sum(), list(device.values()))
-    compiled = torch.autograd.grad(torch.compile(run)(device, inputs.cuda()).sum(), list(device.values()))
-    for one, other in zip(compiled, eager, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
 def test_norm_and_relu_are_the_librarys_alone_and_in_a_stack():

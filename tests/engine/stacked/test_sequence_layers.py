@@ -10,17 +10,16 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from clipline import LocalSGD, Population
-from clipline.engine.core.working_model import WorkingModel
 from clipline.engine.stacked.probe import CannotStack
 from clipline.engine.stacked.trainer import Stacked
-from clipline.engine.stacked.vmap_layers import make_stackable, replace_layers
+from clipline.engine.stacked.vmap_layers import replace_layers
 from clipline.random.streams import Streams
 
 DOUBLE = torch.float64
 USERS = 3
 
 
-def in_a_stack(layer, shape, pick, **options):
+def assert_torchs_in_a_stack(layer, shape, pick, **options):
     """What the layer gives in a stack and the gradients of its squares, and the same by torch, user by user."""
     generator = torch.Generator().manual_seed(1)
     layer = layer.to(DOUBLE).train()
@@ -66,7 +65,7 @@ def last_state(given):
 )
 @pytest.mark.parametrize("pick", [outputs, last_state])
 def test_a_recurrence_in_a_stack_is_torchs_there_and_back(kind, options, shape, pick):
-    in_a_stack(kind(4, 6, **options), shape, pick)
+    assert_torchs_in_a_stack(kind(4, 6, **options), shape, pick)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
@@ -77,8 +76,8 @@ def test_a_recurrence_from_a_given_state_is_torchs_and_gives_out_its_cell(kind, 
     start = (state, state.neg()) if kind is nn.LSTM else state
     for last in (0, 1) if kind is nn.LSTM else (0,):  # the state, the cell
         pick = (lambda given, last=last: given[1][last]) if kind is nn.LSTM else last_state
-        in_a_stack(kind(4, 6, layers, bias=bias), shape, pick, hx=start)
-    in_a_stack(kind(4, 6, layers, bias=bias), shape, outputs, hx=start)
+        assert_torchs_in_a_stack(kind(4, 6, layers, bias=bias), shape, pick, hx=start)
+    assert_torchs_in_a_stack(kind(4, 6, layers, bias=bias), shape, outputs, hx=start)
 
 
 PADDED = torch.tensor([[False, False, True, True], [True] * 4, [False] * 4])  # the second looks nowhere
@@ -94,13 +93,13 @@ CAUSAL = nn.Transformer.generate_square_subsequent_mask(4, dtype=DOUBLE)
 )  # fmt: skip
 def test_an_encoder_layer_in_a_stack_is_torchs_there_and_back(norm_first, options):
     layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True, norm_first=norm_first)
-    in_a_stack(layer, (3, 4, 8), lambda given: given, **options)
+    assert_torchs_in_a_stack(layer, (3, 4, 8), lambda given: given, **options)
 
 
 def test_attention_with_time_first_and_without_a_batch_is_torchs():
     attention = nn.MultiheadAttention(8, 2, bias=False)
     for shape in ((4, 3, 8), (4, 8)):
-        in_a_stack(_SelfAttention(attention), shape, lambda given: given)
+        assert_torchs_in_a_stack(_SelfAttention(attention), shape, lambda given: given)
 
 
 class _SelfAttention(nn.Module):
@@ -197,14 +196,3 @@ def test_what_has_no_version_for_a_stack_trains_one_by_one_and_says_why(layer, w
     assert rows_of(plain, np.arange(3)).abs().max() > 0
     with pytest.raises(CannotStack, match=why):
         Stacked(plain, 6)
-
-
-def test_the_callers_layers_and_what_is_handed_back_stay_torchs():
-    model = nn.Sequential(nn.LSTM(2, 2), nn.GRU(2, 2), nn.MultiheadAttention(2, 1))
-    working = WorkingModel(model, make_stackable=make_stackable)
-    assert [type(part).__module__ for part in working.module] == ["clipline.engine.stacked.vmap_layers"] * 3
-    exported = working.export(working.initial + 1)
-    assert (
-        [type(part) for part in exported] == [type(part) for part in model] == [nn.LSTM, nn.GRU, nn.MultiheadAttention]
-    )
-    model.load_state_dict(exported.state_dict())

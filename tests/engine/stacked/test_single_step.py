@@ -1,6 +1,7 @@
 """Single steps with shared weights equal one user after the other, for every kind of layer."""
 
 import random
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -148,20 +149,6 @@ def test_a_run_is_that_of_dp_sgd_in_plain_numpy():
     np.testing.assert_allclose(training.run().model.weight.detach().numpy(), weight, rtol=1e-9)
 
 
-def test_two_workers_give_the_same():
-    def run(workers):
-        torch.manual_seed(0)
-        rng = np.random.default_rng(0)
-        population = Population.one_each(x=rng.normal(size=(60, 16)), y=rng.integers(0, 3, 60))
-        return flat_training(
-            MODELS["mlp"]().double(), cross_entropies, population, rounds=2, cohort_size=30, local=LocalSGD(1.0),
-            noise_multiplier=1.0, delta=1e-3, seed=0, workers=workers,
-        ).run()  # fmt: skip
-
-    one, two = run(1), run(2)
-    torch.testing.assert_close(one.state.params, two.state.params, rtol=1e-11, atol=1e-12)
-
-
 def test_a_wrong_gradient_is_found_before_any_training(monkeypatch):
     plain = plain_trainer(MODELS["mlp"])
     monkeypatch.setattr(
@@ -185,35 +172,34 @@ def test_a_rounding_that_depends_on_the_place_is_found(monkeypatch):
         single_step.equal_widths(plain.problem, plain.made_up, step, [8, 16])
 
 
-@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: float(torch.rand(()))])
-def test_draws_that_users_would_share_are_refused(draw):
+class Clamped(nn.Linear):
+    def forward(self, x):
+        self.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+def slope(model, batch):
+    (found,) = torch.autograd.grad(cross_entropies(model, batch).sum(), model[0].weight, create_graph=True)
+    return found.square().sum()
+
+
+@pytest.mark.parametrize(
+    ("layer", "factor", "words"),
+    [
+        (nn.Linear, lambda *_: random.random(), None),
+        (nn.Linear, lambda *_: np.random.rand(), None),  # noqa: NPY002
+        (nn.Linear, lambda *_: float(torch.rand(())), None),
+        (nn.Linear, slope, None),
+        (Clamped, lambda *_: 1.0, "writes into a parameter"),
+    ],
+    ids=["Python's draw", "NumPy's draw", "torch's draw", "gradient inside the loss", "write into a parameter"],
+)
+def test_what_users_would_share_is_refused(layer, factor, words):
     def loss(model, batch):
-        return cross_entropies(model, batch) * draw()
+        return cross_entropies(model, batch) * factor(model, batch)
 
-    plain = plain_trainer(MODELS["logistic"], loss=loss)
-    with pytest.raises(CannotStack):
-        single_step.shared_step(plain.problem, plain.made_up)
-
-
-def test_a_gradient_inside_the_loss_is_refused():
-    def loss(model, batch):
-        losses = cross_entropies(model, batch)
-        (slope,) = torch.autograd.grad(losses.sum(), model[0].weight, create_graph=True)
-        return losses + slope.square().sum()
-
-    plain = plain_trainer(lambda: nn.Sequential(nn.Linear(16, 3)), loss=loss)
-    with pytest.raises(CannotStack):
-        single_step.shared_step(plain.problem, plain.made_up)
-
-
-def test_a_model_that_writes_into_its_parameters_is_left_to_the_other_engines():
-    class Clamped(nn.Linear):
-        def forward(self, x):
-            self.weight.data.clamp_(-0.1, 0.1)
-            return super().forward(x)
-
-    plain = plain_trainer(lambda: nn.Sequential(Clamped(16, 3)))
-    with pytest.raises(CannotStack, match="writes into a parameter"):
+    plain = plain_trainer(lambda: nn.Sequential(layer(16, 3)), loss=loss)
+    with pytest.raises(CannotStack, match=words):
         single_step.shared_step(plain.problem, plain.made_up)
 
 
@@ -225,10 +211,8 @@ def test_the_memory_of_a_user_holds_all_activations():
 
 
 def test_why_users_do_not_train_in_single_steps_is_said(monkeypatch):
-    def refused(*arguments, **options):
-        raise CannotStack("no layer of the model has a weight that users could share")
-
-    monkeypatch.setattr("clipline.engine.choose.SingleStep", refused)
+    refused = CannotStack("no layer of the model has a weight that users could share")
+    monkeypatch.setattr("clipline.engine.choose.SingleStep", Mock(side_effect=refused))
     population = Population.one_each(**small_population().fields)
     plain = one_by_one(nn.Linear(6, 3), cross_entropies, population, LocalSGD(0.1), Streams(0))
     assert choose_trainer("auto", plain, 3).in_words.endswith(

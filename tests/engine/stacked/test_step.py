@@ -1,5 +1,7 @@
 """A step of a stack: by hand, traced into one program, and on a GPU compiled and replayed."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -48,12 +50,8 @@ def test_a_step_by_hand_where_each_user_has_a_rate_and_a_short_batch_is_filled(r
     weights = torch.tensor([0.0, 10.0]).view(2, 1, 1)
     pulling(True, reduction)([weights], NO_KEYS, batch, kept, torch.tensor([0.0, 0.25]))
     assert weights.flatten().tolist() == pytest.approx([0.0, 10.5])
-
-
-def test_a_step_with_a_loss_in_one_number():
-    weights = torch.tensor([0.0, 10.0]).view(2, 1, 1)
-    kept = torch.ones(2, 2, dtype=torch.bool)
-    pulling(False)([weights], NO_KEYS, {"x": torch.tensor([[2.0, 4.0], [12.0, 14.0]])}, kept, 0.5)
+    weights = torch.tensor([0.0, 10.0]).view(2, 1, 1)  # a loss in one number
+    pulling(False)([weights], NO_KEYS, {"x": torch.tensor([[2.0, 4.0], [12.0, 14.0]])}, kept | True, 0.5)
     assert weights.flatten().tolist() == pytest.approx([1.5, 11.5])
 
 
@@ -128,13 +126,16 @@ def test_a_recorded_program_keeps_the_type_of_the_model(uncompiled):
     assert recording.rates.dtype == torch.float64
 
 
-def test_a_step_that_cannot_be_recorded_runs_without_and_says_so_once(uncompiled, monkeypatch):
-    def fails(self, users):
-        raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture\nmore")
-
-    monkeypatch.setattr(GraphedStep, "_capturing", property(lambda self: True))  # as on a GPU
+@pytest.fixture
+def cannot_be_recorded(monkeypatch):
+    """As on a GPU that records no step."""
+    said = RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture\nmore")
+    monkeypatch.setattr(GraphedStep, "_capturing", property(lambda self: True))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(GraphedStep, "_captured", fails)
+    monkeypatch.setattr(GraphedStep, "_captured", Mock(side_effect=said))
+
+
+def test_a_step_that_cannot_be_recorded_runs_without_and_says_so_once(uncompiled, cannot_be_recorded):
     plain, recorded = stacks("cpu")
     assert recorded.in_words.endswith("compiled and recorded")
     with pytest.warns(SlowEngineWarning, match="cannot be recorded as a CUDA graph .*graph capture\\)") as warned:
@@ -143,14 +144,8 @@ def test_a_step_that_cannot_be_recorded_runs_without_and_says_so_once(uncompiled
     assert recorded.in_words.endswith("compiled, not recorded")
 
 
-def test_a_step_that_can_be_neither_compiled_nor_recorded_runs_as_written(monkeypatch):
-    def fails(*args, **options):
-        raise RuntimeError("no")
-
-    monkeypatch.setattr(program, "traced", fails)
-    monkeypatch.setattr(GraphedStep, "_capturing", property(lambda self: True))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(GraphedStep, "_captured", fails)
+def test_a_step_that_can_be_neither_compiled_nor_recorded_runs_as_written(cannot_be_recorded, monkeypatch):
+    monkeypatch.setattr(program, "traced", Mock(side_effect=RuntimeError("no")))
     plain, recorded = stacks("cpu")
     with pytest.warns(SlowEngineWarning, match=r"cannot be (compiled|recorded)"):
         compare(plain, recorded, 1e-5)
@@ -158,10 +153,7 @@ def test_a_step_that_can_be_neither_compiled_nor_recorded_runs_as_written(monkey
 
 
 def test_a_step_of_very_many_operations_is_recorded_as_written_and_not_compiled(monkeypatch):
-    def fails(*args, **options):
-        raise AssertionError("compiling it would take minutes")
-
-    monkeypatch.setattr(program, "traced", fails)
+    monkeypatch.setattr(program, "traced", Mock(side_effect=AssertionError("compiling it would take minutes")))
     monkeypatch.setattr(trainer, "_MOST_TRACED", 10)
     plain, recorded = stacks("cpu")
     assert recorded.in_words.endswith("as written and recorded")

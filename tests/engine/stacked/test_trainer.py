@@ -79,14 +79,6 @@ def test_blocks_share_the_users_evenly_and_come_with_most_work_first():
     assert_same(updates.dense(engine.problem.model.dim), expected)
 
 
-def test_nobodys_update_depends_on_who_else_is_in_the_block():
-    engine = stack()
-    everybody = rows_of(engine, USERS)
-    for others in ([3], [3, 0], [2, 3, 8], [7, 9, 3, 4, 1]):
-        row = rows_of(engine, np.array(others))[others.index(3)]
-        torch.testing.assert_close(row, everybody[3], rtol=1e-13, atol=1e-14)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200])
 @pytest.mark.parametrize("loss", [cross_entropies, cross_entropy])
 def test_a_user_with_broken_data_breaks_nobody_elses_update(loss, bad):
@@ -135,34 +127,12 @@ def test_users_of_several_runs_train_side_by_side_as_each_run_alone():
         assert_same(rows, expected[np.argsort(-np.array(SIZES)[users], kind="stable").copy()])
 
 
-@pytest.mark.parametrize("loss", [cross_entropies, cross_entropy])
-@pytest.mark.parametrize("block_size", [1, 3, 64])
-def test_several_requests_give_what_one_request_at_a_time_gives(block_size, loss):
-    engine = stack(plain(loss=loss), block_size)
-    asked = several_requests(engine.problem)
-    together, _ = by_request(engine, asked)
-    for rows, one in zip(together, asked, strict=True):
-        ((alone,), _) = by_request(engine, [one])
-        assert_same(rows, alone)
-    reversed_order, _ = by_request(engine, asked[::-1])  # a run's place among the requests does not matter
-    for rows, again in zip(together, reversed_order[::-1], strict=True):
-        assert_same(again, rows)
-
-
-def test_one_by_one_takes_several_requests_one_after_the_other():
-    engine = plain()
-    asked = several_requests(engine.problem)
-    together, sizes = by_request(engine, asked)
-    assert sizes == [4, 5, 2]
-    for rows, one in zip(together, asked, strict=True):
-        ((alone,), _) = by_request(engine, [one])
-        assert torch.equal(rows, alone)
-
-
 def test_an_empty_cohort_and_users_without_examples():
     engine = stack()
     assert rows_of(engine, np.zeros(0, np.int64)).shape == (0, engine.problem.model.dim)
     assert rows_of(engine, np.array([1, 8])).abs().max() == 0
+    empty = Population(np.zeros(4, np.int64), {"x": np.zeros((0, 6)), "y": np.zeros(0, np.int64)})
+    assert not rows_of(stack(plain(population=empty)), np.arange(3)).any()
 
 
 def test_shared_frozen_and_reused_parts_of_a_model():
@@ -182,11 +152,6 @@ def test_shared_frozen_and_reused_parts_of_a_model():
     engine = plain(Parts().double())
     assert engine.problem.model.dim == 36 + 6 + 6 + 18
     assert_same(rows_of(stack(engine), USERS), rows_of(engine, USERS))
-
-
-def test_a_population_without_examples_trains_nobody():
-    empty = Population(np.zeros(4, np.int64), {"x": np.zeros((0, 6)), "y": np.zeros(0, np.int64)})
-    assert not rows_of(stack(plain(population=empty)), np.arange(3)).any()
 
 
 def test_a_user_with_very_many_examples_does_not_multiply_by_all_others(monkeypatch):
@@ -222,17 +187,6 @@ def test_a_buffer_that_moves_for_some_users_is_refused_in_a_stack_too():
     assert float(engine.problem.model.module.seen) == 0.0
 
 
-def assert_stack_equals_one_by_one(model, sizes=(6, 3, 9)):
-    engine = plain(model.double(), local=LocalSGD(0.3, batch_size=4), population=population_of(list(sizes)))
-    users = np.arange(len(sizes))
-    torch.testing.assert_close(rows_of(Stacked(engine, 3), users), rows_of(engine, users), rtol=1e-12, atol=1e-12)
-
-
-def test_batch_statistics_of_a_short_batch_leave_the_filling_out():
-    layers = nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)
-    assert_stack_equals_one_by_one(nn.Sequential(*layers), sizes=(6, 3, 7))
-
-
 class Spare(nn.Module):
     def __init__(self):
         super().__init__()
@@ -242,8 +196,14 @@ class Spare(nn.Module):
         return self.used(x)
 
 
-def test_a_parameter_that_the_loss_does_not_use_stays_where_it_is():
-    assert_stack_equals_one_by_one(Spare())
+@pytest.mark.parametrize(
+    "model",
+    [nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)), Spare()],
+    ids=["batch statistics", "unused layer"],
+)
+def test_batch_statistics_leave_the_filling_out_and_what_the_loss_does_not_use_stays(model):
+    engine = plain(model.double(), local=LocalSGD(0.3, batch_size=4), population=population_of([6, 3, 7]))
+    assert_same(rows_of(Stacked(engine, 3), np.arange(3)), rows_of(engine, np.arange(3)))
 
 
 class Careless(nn.Sequential):

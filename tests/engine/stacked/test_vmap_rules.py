@@ -65,13 +65,8 @@ for how in ("none", "mean", "sum"):
             add(f"cross_entropy {note}", LABELS, lambda w, x, t, a=setting: F.cross_entropy(x @ w.T, t, **a))
             add(f"nll_loss {note}", LABELS, lambda w, x, t, a=setting: F.nll_loss((x @ w.T).log_softmax(1), t, **a))
             add(f"nll_loss 2d {note}", "w:2,4,3 t:2,3<4", lambda w, t, a=setting: F.nll_loss(w.log_softmax(1), t, **a))
-        add(
-            f"cross_entropy smoothed {ignored} {how}",
-            LABELS,
-            lambda w, x, t, i=ignored, r=how: F.cross_entropy(
-                x @ w.T, t, ignore_index=i, label_smoothing=0.1, reduction=r
-            ),
-        )
+        soft, note = {"ignore_index": ignored, "label_smoothing": 0.1, "reduction": how}, f"smoothed {ignored} {how}"
+        add(f"cross_entropy {note}", LABELS, lambda w, x, t, a=soft: F.cross_entropy(x @ w.T, t, **a))
     for loss in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"):
         add(f"{loss} {how}", TARGETS, lambda w, x, y, f=loss, r=how: getattr(F, f)(x @ w.T, y, reduction=r))
     for name, function in {
@@ -157,13 +152,9 @@ for n, sides in ((1, "7"), (2, "5,4"), (3, "3,4,4")):
     conv, transposed = getattr(F, f"conv{n}d"), getattr(F, f"conv_transpose{n}d")
     for groups in (1, 2):
         kernels = f"w:4,{4 // groups},{kernel}"
-        some = {"groups": groups, "stride": 2, "padding": 1}
+        some, far = {"groups": groups, "stride": 2, "padding": 1}, {"groups": groups, "dilation": 2}
         add(f"conv{n}d {groups}", f"{kernels} b:4 x:2,4,{sides}", lambda w, b, x, f=conv, a=some: f(x, w, b, **a))
-        add(
-            f"conv{n}d dilated {groups}",
-            f"{kernels} x:4,{sides}",
-            lambda w, x, f=conv, g=groups: f(x, w, dilation=2, groups=g),
-        )
+        add(f"conv{n}d dilated {groups}", f"{kernels} x:4,{sides}", lambda w, x, f=conv, a=far: f(x, w, **a))
         add(f"conv_transpose{n}d {groups}", f"{kernels} x:2,4,{sides}", lambda w, x, f=transposed, a=some: f(x, w, **a))
     for name in ("avg_pool", "max_pool"):
         pool = getattr(F, f"{name}{n}d")
@@ -172,13 +163,8 @@ for n, sides in ((1, "7"), (2, "5,4"), (3, "3,4,4")):
         add(f"{name}{n}d", f"w:2,3,{sides}", lambda w, f=f"{name}{n}d": getattr(F, f)(w, 2))
     for mode in ("reflect", "replicate", "circular"):
         add(f"pad {n} {mode}", f"w:2,3,{sides}", lambda w, n=n, mode=mode: F.pad(w, (1, 2) * n, mode))
-for mode, sides in (
-    ("nearest", "5,4"),
-    ("linear", "5"),
-    ("bilinear", "5,4"),
-    ("bicubic", "5,4"),
-    ("trilinear", "3,4,4"),
-):
+sides_of = {"nearest": "5,4", "linear": "5", "bilinear": "5,4", "bicubic": "5,4", "trilinear": "3,4,4"}
+for mode, sides in sides_of.items():
     add(f"interpolate {mode}", f"w:2,3,{sides}", lambda w, mode=mode: F.interpolate(w, scale_factor=1.7, mode=mode))
 add("grid_sample", "w:2,3,5,4 v:2,3,3,2", lambda w, v: F.grid_sample(w, v, align_corners=False))
 add("pixel_shuffle", "w:2,8,3,3", lambda w: F.pixel_shuffle(w, 2))
@@ -195,18 +181,12 @@ add("local_response_norm", "w:2,5,4", lambda w: F.local_response_norm(w, 3))
 add("attention", "w:2,5,4 v:2,5,4", lambda w, v: F.scaled_dot_product_attention(w, v, v, is_causal=True))
 add("attention, masked", "w:2,5,4 m:2,5,5", lambda w, m: F.scaled_dot_product_attention(w, w, w, m))
 add("attention of heads", "w:2,2,5,4", lambda w: F.scaled_dot_product_attention(w, w, w))
-add(
-    "attention of shared heads",
-    "w:2,4,5,4 v:2,2,5,4 m:2,1,5,5",
-    lambda w, v, m: F.scaled_dot_product_attention(w, v, v, m, scale=0.3, enable_gqa=True),
-)
+attention = F.scaled_dot_product_attention
+shared = "w:2,4,5,4 v:2,2,5,4 m:2,1,5,5"
+add("attention of shared heads", shared, lambda w, v, m: attention(w, v, v, m, scale=0.3, enable_gqa=True))
 layer("MultiheadAttention", nn.MultiheadAttention(4, 2), "x:5,2,4", lambda module, x: module(x, x, x))
-layer(
-    "MultiheadAttention, masked",
-    nn.MultiheadAttention(4, 2, batch_first=True, add_bias_kv=True),
-    "x:2,5,4 m:2,5",
-    lambda module, x, m: module(x, x, x, key_padding_mask=m),
-)
+biased = nn.MultiheadAttention(4, 2, batch_first=True, add_bias_kv=True)
+layer("MultiheadAttention, masked", biased, "x:2,5,4 m:2,5", lambda module, x, m: module(x, x, x, key_padding_mask=m))
 layer("PReLU", nn.PReLU(3), "x:2,3,4")
 layer("orthogonal", nn.utils.parametrizations.orthogonal(nn.Linear(3, 3)), "x:5,3")
 add("prelu of parameters", "w:3 v:2,3,4", lambda w, v: F.prelu(v, w))
@@ -249,19 +229,13 @@ add("addmm", "w:3,4 x:2,3 b:4", lambda w, x, b: torch.addmm(b, x, w))
 add("baddbmm", "w:2,3,4 x:2,4,5 b:3,5", lambda w, x, b: torch.baddbmm(b, w, x, beta=0.5))
 
 # Refused, by torch or by the engine: users train one by one.
-add(
-    "cross_entropy smoothed, weighted",
-    LABELS,
-    lambda w, x, t: F.cross_entropy(x @ w.T, t, CLASS_WEIGHTS, label_smoothing=0.1),
-)
+soft = {"weight": CLASS_WEIGHTS, "label_smoothing": 0.1}
+add("cross_entropy smoothed, weighted", LABELS, lambda w, x, t: F.cross_entropy(x @ w.T, t, **soft))
 add("embedding with max_norm", "w:6,4 t:2,3<6", lambda w, t: F.embedding(t, w * 1, max_norm=0.5))
 add("embedding scaled by frequency", "w:6,4 t:2,3<6", lambda w, t: F.embedding(t, w, scale_grad_by_freq=True))
 for kind in ("sum", "mean", "max"):
-    add(
-        f"embedding_bag {kind}",
-        "w:6,4 t:3,3<6",
-        lambda w, t, kind=kind: F.embedding_bag(t, w, mode=kind, padding_idx=1),
-    )
+    bag = {"mode": kind, "padding_idx": 1}
+    add(f"embedding_bag {kind}", "w:6,4 t:3,3<6", lambda w, t, bag=bag: F.embedding_bag(t, w, **bag))
 add("multi_margin_loss", LABELS, lambda w, x, t: F.multi_margin_loss(x @ w.T, t))
 add("multilabel_margin_loss", SCORES + " t:5,4<4", lambda w, x, t: F.multilabel_margin_loss(x @ w.T, t))
 add("kl_div", TARGETS, lambda w, x, y: F.kl_div((x @ w.T).log_softmax(1), y.softmax(1), reduction="batchmean"))

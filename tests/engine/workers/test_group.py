@@ -6,14 +6,15 @@ import os
 import numpy as np
 import pytest
 import torch
-from samples import LOCAL, Observer, cross_entropy, flat_training, opened, request
-from worker_runs import TOLERANCE, alone, distance, model_with_dropout, nothing_is_left, training, users_of
+from samples import LOCAL, Observer, cross_entropy, opened, request
+from worker_runs import TOLERANCE, alone, distance, nothing_is_left, training, users_of
 
-from clipline import Population
 from clipline.engine.stacked.trainer import Stacked
 from clipline.engine.workers.forked import ForkedBackend
-from clipline.engine.workers.group import partition_users
+from clipline.engine.workers.group import partition_users, requests_of_rank
 from clipline.engine.workers.single import SingleProcess
+from clipline.federated.backend import CohortRequest
+from clipline.federated.sampling import Cohort
 from clipline.privacy.events import PoissonSampling
 
 pytestmark = [
@@ -69,24 +70,11 @@ def test_in_float32_one_round_differs_by_one_rounding_of_a_parameter_at_most():
     assert torch.allclose(many, one, rtol=2**-23, atol=0)
 
 
-def test_a_stack_of_users_may_be_shared_out_too():
-    assert distance(training(engine="stacked", workers=2).run(), alone()) <= TOLERANCE
-
-
 def test_a_run_goes_on_with_another_number_of_workers():
     states = []
     training(workers=3).run([Observer(lambda _, state: states.append(state))])
     assert distance(training().run(state=states[1]), alone()) <= TOLERANCE
-    assert distance(training(workers=2).run(state=states[1]), alone()) <= TOLERANCE
-
-
-def test_a_population_in_which_nobody_has_examples_moves_nothing():
-    empty = Population.from_arrays(
-        np.zeros(0, np.int64), known_users=np.arange(9), x=np.zeros((0, 6)), y=np.zeros(0, np.int64)
-    )
-    settings = {"rounds": 1, "cohort_size": 5, "local": LOCAL, "seed": 1, "noise_multiplier": 0.0}
-    run = flat_training(model_with_dropout(), cross_entropy, empty, workers=2, **settings)
-    assert torch.equal(run.run().state.params, run.init().params)
+    assert distance(training(workers=2, engine="stacked").run(state=states[1]), alone()) <= TOLERANCE
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -111,3 +99,44 @@ def test_several_requests_at_once_give_what_one_process_gives(workers):
             for number, total in zip(order, totals, strict=True):
                 torch.testing.assert_close(opened(total), expected[number], rtol=1e-12, atol=1e-14)
     assert nothing_is_left()
+
+
+# Which process trains which users: every user once, and nobody has much more to do than the others ------------------
+
+
+def test_work_is_shared_longest_first_to_whoever_has_least():
+    # 7 to rank 0, 5 to rank 1, 4 to rank 1 (9), 3 to rank 0 (10), 1 to rank 1 (10)
+    assert [share.tolist() for share in partition_users(np.array([4, 1, 7, 3, 5]), 2)] == [[2, 3], [0, 1, 4]]
+    assert [len(share) for share in partition_users(np.zeros(6, np.int64), 3)] == [2, 2, 2]  # without work
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [0, 1, 5, 200])
+def test_every_user_has_one_process_and_none_has_more_than_the_average_and_one_user(size, count):
+    steps = np.random.default_rng(count).integers(0, 40, count)
+    shares = partition_users(steps, size)
+    assert len(shares) == size
+    assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(count))
+    assert all((np.diff(share) > 0).all() for share in shares)
+    loads = [steps[share].sum() for share in shares]
+    assert max(loads) <= steps.sum() / size + steps.max(initial=0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_shares_of_all_processes_together_are_the_requests(size):
+    rng = np.random.default_rng(size)
+    requests = [request(torch.zeros(2), rng.permutation(40)[:count], run=run) for run, count in enumerate((9, 0, 40))]
+    shares = [requests_of_rank(requests, lambda users: users % 5, rank, size) for rank in range(size)]
+    for number, whole in enumerate(requests):
+        users = np.concatenate([share[number].cohort.users for share in shares])
+        assert sorted(users.tolist()) == sorted(whole.cohort.users.tolist())
+
+
+def test_a_share_does_not_read_the_clip():
+    def read():
+        raise AssertionError("on a GPU this waits for the round before")
+
+    late = CohortRequest(torch.zeros(2), Cohort(np.arange(4), PoissonSampling(0.5)), 0, read)
+    (own,) = requests_of_rank([late], lambda users: users, 0, 2)
+    with pytest.raises(AssertionError, match="waits"):
+        _ = own.clip

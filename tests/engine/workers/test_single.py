@@ -9,9 +9,9 @@ from torch import nn
 from clipline import LocalSGD
 from clipline.engine.core.problem import LocalRun
 from clipline.engine.stacked.trainer import Stacked
-from clipline.engine.workers.single import SingleProcess, add_up, finished
+from clipline.engine.workers.single import SingleProcess
 from clipline.federated.backend import CohortRequest
-from clipline.federated.clipping import PartialSums, clip_rows, join_bit
+from clipline.federated.clipping import clip_rows, join_bit
 from clipline.federated.sampling import Cohort
 from clipline.privacy.events import PoissonSampling
 from clipline.random.streams import Streams
@@ -99,24 +99,3 @@ def test_a_cohort_of_nobody_has_the_bound_of_its_round_too():
     )
     (total,) = SingleProcess(trainer).sums([asked])
     assert (total.bound, read) == (0.3, [1])
-
-
-def test_parts_of_a_sum_add_up_to_it():
-    trainer = plain()
-    params = trainer.problem.model.initial
-    memory = torch.empty(2, 1, len(params) + 1, dtype=torch.float64)
-    parts = [PartialSums(part) for part in memory]
-    for sums, users in zip(parts, (USERS[:2], USERS[2:]), strict=True):
-        add_up(trainer, [request(params, users, 0, 0.1)], sums)
-    memory[0] += memory[1]
-    whole = request(params, USERS, 0, 0.1)
-    (total,), (expected,) = finished(parts[0], [whole]), SingleProcess(trainer).sums([whole])
-    torch.testing.assert_close(opened(total), opened(expected), rtol=1e-13, atol=1e-14)
-
-
-def test_it_is_one_process_and_running_it_starts_nothing():
-    backend = SingleProcess(plain())
-    assert backend.size == 1
-    with backend.running():
-        (total,) = backend.sums([request(backend.trainer.problem.model.initial, USERS)])
-    assert opened(total).any()

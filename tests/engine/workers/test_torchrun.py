@@ -19,21 +19,8 @@ from clipline.cli.train import resolve, run
 from clipline.engine.workers import torchrun
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
-TRAIN = [
-    "-m",
-    "clipline",
-    "train",
-    "--population-size",
-    "100",
-    "--cohort-size",
-    "12",
-    "--rounds",
-    "2",
-    "--noise-multiplier",
-    "0.5",
-    "--engine",
-    "one-by-one",
-]
+FLAGS = "--population-size 100 --cohort-size 12 --rounds 2 --noise-multiplier 0.5 --engine one-by-one"
+TRAIN = ["-m", "clipline", "train", *FLAGS.split()]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
@@ -49,8 +36,8 @@ def call(arguments, cwd):
 
 
 def test_torchrun_trains_one_run_that_one_process_repeats(tmp_path):
-    noise = ["--noise", "banded", "--bands", "2", "--seed", "3"]  # rank 0 keeps the earlier noise
-    together = call([*TORCHRUN, *TRAIN, *noise, "--device", "cpu", "--out", "together", "--json"], tmp_path)
+    more = "--noise banded --bands 2 --seed 3 --device cpu --out together --json"  # rank 0 keeps the earlier noise
+    together = call([*TORCHRUN, *TRAIN, *more.split()], tmp_path)
     (line,) = together.stdout.splitlines()  # rank 0's; the others print nothing
     assert json.loads(line)["run_dir"] == "together"
     assert re.search(r"training 2 rounds on \d+ users by 2 workers for \(epsilon", together.stderr)

@@ -169,12 +169,6 @@ def test_without_gradients_a_gpu_takes_the_library_s_recurrence_of_the_same_valu
         assert relative(ours, expected.detach().cpu()) < 2e-3, name  # cuDNN may round products to tf32
 
 
-def test_shared_memory_of_a_block_holds_weights_and_partial_sums():
-    # By hand, hidden size 256, 32 units, 8 rows: 128 rows of 256 weights in 576 bytes each and 4 parts of 8 x 136 sums;
-    # backward 1024 rows of 32 weights and 8 parts of 8 x 40 sums.
-    assert lstm_cuda._shared_bytes(256, 32, 8) == (128 * 576 + 4 * 8 * 136 * 4, 1024 * 64 + 8 * 8 * 40 * 4)
-
-
 def test_a_group_is_on_chip_only_where_four_launches_cannot_wait_for_each_other(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(lstm_cuda, "_kernels", lambda *sizes: None)

@@ -43,30 +43,17 @@ needs_gpu = pytest.mark.skipif(
 
 # The generators -------------------------------------------------------------------------------------------------------
 
-# Random123 1.09, tests/kat_vectors, lines "philox4x64 10": counter, key, result.
-PHILOX = [
-    ([0] * 4, [0] * 2, [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]),
-    (
-        [2**64 - 1] * 4,
-        [2**64 - 1] * 2,
-        [0x87B092C3013FE90B, 0x438C3C67BE8D0224, 0x9CC7D7C69CD777B6, 0xA09CAEBF594F0BA0],
-    ),
-    (
-        [0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89],
-        [0x452821E638D01377, 0xBE5466CF34E90C6C],
-        [0xA528F45403E61D95, 0x38C72DBD566E9788, 0xA5A1610E72FD18B5, 0x57BD43B5E52B7FE6],
-    ),
-]
-
 
 def joined(words):
     return sum(word << 64 * place for place, word in enumerate(words))
 
 
-@pytest.mark.parametrize(("counter", "key", "result"), PHILOX)
-def test_philox_is_that_of_its_authors(counter, key, result):
-    before = (joined(counter) - 1) % 2**256  # NumPy counts before it draws
-    assert np.random.Philox(counter=before, key=joined(key)).random_raw(4).tolist() == result
+def test_philox_is_that_of_its_authors():
+    """Random123 1.09, tests/kat_vectors, the last line of "philox4x64 10"."""
+    counter = joined([0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89])
+    made = np.random.Philox(counter=counter - 1, key=joined([0x452821E638D01377, 0xBE5466CF34E90C6C]))
+    expected = [0xA528F45403E61D95, 0x38C72DBD566E9788, 0xA5A1610E72FD18B5, 0x57BD43B5E52B7FE6]
+    assert made.random_raw(4).tolist() == expected  # NumPy counts before it draws
 
 
 def test_words_of_philox_have_the_part_in_the_third_word_of_the_counter():
@@ -78,26 +65,16 @@ def test_words_of_philox_have_the_part_in_the_third_word_of_the_counter():
         assert GENERATORS[0].words(part, 8)[4:].tolist() == block.tolist()
 
 
-CHACHA = [  # RFC 8439, section 2.3.2, then appendix A.1, vectors 1 to 5: key, counter, nonce, key stream
+CHACHA = [  # RFC 8439, section 2.3.2, then appendix A.1, vectors 2, 4 and 5: key, counter, nonce, key stream
     (
         bytes(range(32)), 1, (0x09000000, 0x4A000000, 0),
         "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
         "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e",
     ),
     (
-        bytes(32), 0, (0, 0, 0),
-        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
-        "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586",
-    ),
-    (
         bytes(32), 1, (0, 0, 0),
         "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
         "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f",
-    ),
-    (
-        bytes(31) + b"\x01", 1, (0, 0, 0),
-        "3aeb5224ecf849929b9d828db1ced4dd832025e8018b8160b82284f3c949aa5a"
-        "8eca00bbb4a73bdad192b5c42f73f2fd4e273644c8b36125a64addeb006c13a0",
     ),
     (
         b"\x00\xff" + bytes(30), 2, (0, 0, 0),
@@ -130,18 +107,12 @@ def test_neighbouring_keys_parts_and_counters_have_nothing_in_common(generator):
         near = ChaCha20(bytes([generator.key[0] ^ 1]) + generator.key[1:])
     count = 1 << 14
     words = generator.words(0, count + 8)
-    for other in (
-        near.words(0, count),
-        generator.words(1, count),
-        words[1 : count + 1],
-        words[4 : count + 4],
-        words[8:],
-    ):
+    shifted = [words[by : count + by] for by in (1, 4, 8)]
+    for other in (near.words(0, count), generator.words(1, count), *shifted):
         differ = np.unpackbits((words[:count] ^ other).view(np.uint8)).sum()
         assert abs(int(differ) - 64 * count // 2) < 6 * np.sqrt(64 * count) / 2
-        assert abs(np.corrcoef(from_words(words[:count], 12_000), from_words(other, 12_000))[0, 1]) < 6 / np.sqrt(
-            12_000
-        )
+        together = np.corrcoef(from_words(words[:count], 12_000), from_words(other, 12_000))[0, 1]
+        assert abs(together) < 6 / np.sqrt(12_000)
 
 
 def test_no_key_is_shown():
@@ -156,8 +127,8 @@ def test_no_key_is_shown():
 def test_a_seeds_noise_has_the_key_of_its_round_and_its_generator_does_not_draw_it_again():
     rng = Streams(4).noise(2)
     generator = word_generator(rng)
-    expected = NoiseNow(Streams(4).noise(2), 3000).numbers().numpy()
-    np.testing.assert_array_equal(plain_numbers(generator, 3000), expected)
+    expected = NoiseNow(Streams(4).noise(2), PART + 1000).numbers().numpy()  # over several parts
+    np.testing.assert_array_equal(plain_numbers(generator, PART + 1000), expected)
     assert not np.isin(rng.standard_normal(3000), expected).any()
     assert word_generator(rng) is None
     with pytest.raises(RunError, match="noise on a GPU needs a fresh generator"):
@@ -185,12 +156,6 @@ def test_the_plain_twin_is_one_part_after_the_other(generator):
     for part, size in enumerate((1000, 1000, 500)):
         assert drawn[1000 * part :][:size].tolist() == from_words(generator.words(part, 2000), size).tolist()
     assert len(plain_numbers(generator, 0)) == 0
-
-
-def test_noise_of_a_seed_is_numpys_over_several_parts():
-    count = PART + 1000
-    expected = NoiseNow(Streams(4).noise(0), count).numbers().numpy()
-    np.testing.assert_array_equal(plain_numbers(word_generator(Streams(4).noise(0)), count), expected)
 
 
 # Around the kernels, with stand-ins of NumPy in their place -----------------------------------------------------------
@@ -232,9 +197,8 @@ def test_parts_are_put_together_also_where_not_all_are_in_memory(monkeypatch, ke
 
 
 def test_a_number_that_is_not_drawn_spoils_the_release_instead_of_leaving_it_bare(monkeypatch):
-    monkeypatch.setattr(
-        noise, "noise_triton", SimpleNamespace(**vars(stand_in()) | {"numbers_from": lambda *given: None})
-    )
+    idle = SimpleNamespace(**vars(stand_in()) | {"numbers_from": lambda *given: None})
+    monkeypatch.setattr(noise, "noise_triton", idle)
     assert device_numbers(GENERATORS[0], 100, CPU).isnan().all()
 
 
@@ -248,9 +212,8 @@ def test_device_noise_is_given_out_once_and_is_that_of_the_round(kernels):
 @pytest.mark.parametrize("kind", ["plain", "prefetch"])
 def test_draws_with_noise_of_the_device_are_those_of_plain_draws(kernels, kind):
     given = PoissonSampler(1000, 50), Streams(4), 3000
-    ours = (
-        PlainDraws(*given, "cpu", DeviceNoise) if kind == "plain" else Prefetch(*given, "cpu", until=10, on_device=True)
-    )
+    plain, ahead = PlainDraws(*given, "cpu", DeviceNoise), Prefetch(*given, "cpu", until=10, on_device=True)
+    ours = plain if kind == "plain" else ahead
     for t in (3, 4, 3):
         ours.prefetch(t)
         (cohort, drawn), (expected, numbers) = ours.take(t), PlainDraws(*given).take(t)

@@ -40,6 +40,13 @@ def assert_equal_for_all_users(graph, parts, constants, like):
         assert sum(not torch.equal(one, other) for one, other in zip(whole, first, strict=True)) == len(like[0])
 
 
+def assert_layers_are_a_part(step, *like):
+    """What repeats in each layer, but perhaps the first, is one part, and the parts compute what the whole does."""
+    graph, parts, constants = whole_and_parts(step, *like)
+    assert max(Counter(call.part for call in parts.calls).values()) >= LAYERS - 1
+    assert_equal_for_all_users(graph, parts, constants, like)
+
+
 def residual(frozen):
     """SGD on layers with a residual and a mask that each makes anew. The frozen weights are no part of the stack."""
 
@@ -100,11 +107,8 @@ def test_a_tensor_that_parts_write_to_and_read_through_views_is_one_tensor():
             state.mul_(0.5).add_(inputs * weight.unsqueeze(1))
             weight.sub_(torch.tanh(flat.sum(dim=1, keepdim=True) - before) * rates.view(-1, 1))
 
-    like = [torch.zeros(2, ROWS, WIDTH), *(torch.zeros(2, WIDTH) for _ in range(LAYERS))]
-    like = like, torch.zeros(2, ROWS, WIDTH), torch.zeros(2)
-    graph, parts, constants = whole_and_parts(step, *like)
-    assert max(Counter(call.part for call in parts.calls).values()) >= LAYERS - 1
-    assert_equal_for_all_users(graph, parts, constants, like)
+    stack = [torch.zeros(2, ROWS, WIDTH), *(torch.zeros(2, WIDTH) for _ in range(LAYERS))]
+    assert_layers_are_a_part(step, stack, torch.zeros(2, ROWS, WIDTH), torch.zeros(2))
 
 
 def test_slices_of_what_is_written_to_are_made_anew_in_each_part():
@@ -115,10 +119,8 @@ def test_slices_of_what_is_written_to_are_made_anew_in_each_part():
             table.sub_(torch.tanh(before.exp().cos() + after).mean(dim=1, keepdim=True) * inputs)
             table.mul_(torch.sin(before + after).sum(dim=(1, 2)).view(-1, 1, 1) * rates.view(-1, 1, 1))
 
-    like = [torch.zeros(2, 2 * ROWS, WIDTH) for _ in range(LAYERS)], torch.zeros(2, 1, WIDTH), torch.zeros(2)
-    graph, parts, constants = whole_and_parts(step, *like)
-    assert max(Counter(call.part for call in parts.calls).values()) >= LAYERS - 1
-    assert_equal_for_all_users(graph, parts, constants, like)
+    stack = [torch.zeros(2, 2 * ROWS, WIDTH) for _ in range(LAYERS)]
+    assert_layers_are_a_part(step, stack, torch.zeros(2, 1, WIDTH), torch.zeros(2))
 
 
 def test_a_cast_that_is_written_to_is_made_once():
@@ -130,10 +132,8 @@ def test_a_cast_that_is_written_to_is_made_once():
             wide.mul_(0.5).add_(weight.unsqueeze(1))
             weight.sub_(torch.tanh(wide.sum(dim=1)).cos().exp().sin().sigmoid().float() * rates.view(-1, 1))
 
-    like = [torch.zeros(2, WIDTH) for _ in range(LAYERS)], torch.zeros(2, ROWS, WIDTH), torch.zeros(2)
-    graph, parts, constants = whole_and_parts(step, *like)
-    assert max(Counter(call.part for call in parts.calls).values()) >= LAYERS - 1
-    assert_equal_for_all_users(graph, parts, constants, like)
+    stack = [torch.zeros(2, WIDTH) for _ in range(LAYERS)]
+    assert_layers_are_a_part(step, stack, torch.zeros(2, ROWS, WIDTH), torch.zeros(2))
 
 
 def test_layers_may_read_slices_of_one_tensor():
@@ -145,10 +145,7 @@ def test_layers_may_read_slices_of_one_tensor():
             hidden = torch.tanh(hidden * inputs[:, place]).cos().exp().sin().sigmoid().neg().erf() + hidden
         stack[0].sub_(hidden * rates.view(-1, 1))
 
-    like = [torch.zeros(2, WIDTH)], torch.zeros(2, LAYERS, WIDTH), torch.zeros(2)
-    graph, parts, constants = whole_and_parts(step, *like)
-    assert max(Counter(call.part for call in parts.calls).values()) >= LAYERS - 1
-    assert_equal_for_all_users(graph, parts, constants, like)
+    assert_layers_are_a_part(step, [torch.zeros(2, WIDTH)], torch.zeros(2, LAYERS, WIDTH), torch.zeros(2))
 
 
 def test_two_layers_are_no_repetition():
