@@ -217,14 +217,9 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstance
             check_whole("round_index", int(metadata["round_index"]), at_least=0, way_out="none"),
         )
         params = tensors.pop("params")
-        kept = [f"{_NOISE}{number}" for number in range(len(tensors))]
-        earlier = tuple(tensors.pop(name) for name in kept if name in tensors)
-        noise = None
-        if (known := json.loads(metadata.get("noise", "null"))) is not None:
-            index, vectors = known
-            noise = NoiseState(clip.round_index, index, earlier)
-            if len(earlier) != vectors:
-                raise KeyError(_NOISE)
+        index, vectors = json.loads(metadata["noise"]) or (None, 0)
+        earlier = tuple(tensors.pop(f"{_NOISE}{number}") for number in range(vectors))
+        noise = None if index is None else NoiseState(clip.round_index, index, earlier)
         server = {
             name.removeprefix("server."): tensor for name, tensor in tensors.items() if not name.startswith(_PERSONAL)
         }
