@@ -3,6 +3,7 @@ import json
 import subprocess
 import sys
 
+import matplotlib.image
 import numpy as np
 import pytest
 from samples import CommandLine
@@ -70,13 +71,21 @@ def test_the_plan_of_a_training_names_the_relation_that_the_training_will_name(a
     assert "'nowhere' holds no population.json" in ask.refused("--config", "t.toml")
 
 
+def test_a_plot_is_drawn_once(ask, tmp_path):
+    ask.ok(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
+    assert matplotlib.image.imread(tmp_path / "p.png").std() > 0.02
+    assert "--plot 'p.png' must be a new file" in ask.refused(*ASK, "--noise-multiplier", "1", "--plot", "p.png")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--cohort-size", "3"], "population_size is missing: give --population-size"),
         ([*ASK], "exactly one must be left out"),
         (["--users", "100"], "or epsilon alone for a table"),
+        ([*ASK, "--epsilon", "4", "--plot", "x.abc"], "must be a new file that ends in .png"),
         (["--users", "100", "--rounds", "3", "--epsilon", "1", "--scale", "100x0.1"], "of the form m=100,z=0.03"),
+        (["--users", "9", "--epsilon", "3", "--plot", "x.png"], "give --cohort-size and --rounds for one plan"),
         ([*ASK, "--epsilon", "4", "--parameters", "1", "--model", "so_lr"], "left out with --model 'so_lr'"),
         ([*ASK, "--epsilon", "4", "--model", "so_r"], "did you mean 'so_lr'?"),
         (["--config", "bad.toml"], "unknown key 'chort_size': did you mean 'cohort_size'?"),

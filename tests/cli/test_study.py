@@ -89,7 +89,17 @@ def test_a_folder_that_is_no_study_is_refused(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_is_no_study_and_has_a_check_of_its_own(clipline, tmp_path):
-    write_run(tmp_path / "a run")
-    err = clipline.refused("study", "check", "a run")
-    assert err == "error: 'a run' is one run and no study: clipline verify 'a run' checks it\n"
+def test_the_directory_of_one_run_is_checked_too(clipline, tmp_path):
+    run = write_run(tmp_path / "run", planned=30)
+    code, out, err = clipline("study", "check", "run")
+    assert (code, err) == (0, "")
+    assert out.startswith("run: (epsilon ")
+    assert "noise of a round, z               1\n" in out
+    assert "  unfinished: 20 of 30 rounds\n" in out
+    assert "  note: cohorts and noise come from the seed in settings.toml: keep that file secret\n" in out
+    ledger = run / "ledger.jsonl"
+    ledger.write_text(ledger.read_text().replace('"noise_multiplier": 1.0', '"noise_multiplier": 9.0'))
+    code, out, err = clipline("study", "check", "run")
+    assert code == 1
+    assert out.startswith("run: No guarantee is on record: claim none.")
+    assert "charges a noise multiplier of 9, settings.toml has 1" in err

@@ -119,6 +119,8 @@ def test_a_training_that_fails_says_so_before_and_after_and_on_its_report(clipli
     )
     assert [f"warning: {entry['text']}" for entry in data["failures"]] == [first, *warned]
     assert data["runs"][0]["best_and_last"]["last_rounds"] == 4
+    code, checked, _ = clipline("study", "check", "r")
+    assert (code, checked.count("  warning: ")) == (0, 2)
     with pytest.warns(HopelessNoiseWarning, match=r"^The training is hopeless: the noise is 7\.[89]"):
         _, out, err = clipline("train", *SMALL, "--noise-multiplier", "3", "--json", "--no-report", "--out", "h")
     assert "can it train?" not in err
@@ -136,6 +138,8 @@ def test_early_stopping_gives_the_best_model_and_charges_all_rounds(clipline, tm
     code, _, err = clipline("train", *SMALL, "--early-stopping", "acuracy", "--out", "x")
     assert (code, "--early-stopping 'acuracy' must be one of accuracy" in err) == (2, True), err
     assert not (tmp_path / "x").exists()
+    code, checked, _ = clipline("study", "check", "r")
+    assert (code, f"stopped early: {done} of 60 rounds, of which all are charged" in checked) == (0, True)
     code, _, err = clipline("train", "--resume", "r")
     assert (code, "is a finished run" in err) == (2, True)
 
@@ -273,16 +277,17 @@ def test_help_is_there_for_everything(clipline):
     assert out.strip() == "clipline 0.1.0"
 
 
-def test_a_seed_that_is_easily_guessed_is_not_private_wherever_one_looks(clipline, tmp_path):
+def test_a_seed_that_is_easily_guessed_is_not_private_wherever_one_looks(clipline):
     few = [*SMALL[:4], "--rounds", "2", "--workers", "1", "--noise-multiplier", "0.9", "--seed", "7"]
     out, _ = clipline.ok("train", *few, "--out", "guessed")
     assert "not private: cohorts and noise come from seed 7, which is easily guessed" in out
-    page = (tmp_path / "guessed" / "report.html").read_text()
-    assert "the seed of its noise is known or easily guessed" in page
+    code, _, err = clipline("study", "check", "guessed")
+    assert code == 1
+    assert err.startswith("not private: the seed of its noise is known or easily guessed")
     code, out, _ = clipline("train", *few, "--noise-source", "system", "--json", "--out", "system")
     answer = json.loads(out.splitlines()[-1])
     assert (code, answer["private"], answer["seed"]) == (0, True, None)  # another run may have the same seed
-    assert "easily guessed" not in (tmp_path / "system" / "report.html").read_text().partition("<script>")[0]
+    assert clipline("study", "check", "system")[0] == 0
 
 
 def test_a_run_that_a_program_made_is_resumed_by_that_program(clipline, tmp_path):

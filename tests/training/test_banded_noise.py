@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from samples import Gone, StopAfter, linear_float32, small_population, small_training
 
 import clipline as cl
-from clipline.cli.verify import verify as verify_command
+from clipline.cli.study import check as check_command
 from clipline.data.population import Population
 from clipline.errors import SettingError
 from clipline.federated import mechanism
@@ -317,7 +317,7 @@ def test_files_of_a_run_agree_with_its_guarantee(tmp_path):
     run = read_run_directory(tmp_path / "r")
     assert run.problems == []
     assert run.promise.epsilon == result.guarantee.epsilon
-    assert verify_command(tmp_path / "r", None, None, None, as_json=True) == 0
+    assert check_command(tmp_path / "r") == 0
     assert run.promise.sampling == "Poisson sampling at rate 0.2 from one of 4 groups in turn"
     lines = [json.loads(line) for line in (tmp_path / "r" / "ledger.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [(line["round"], line["index"], line["bands"]) for line in lines] == [(t, t, BANDS) for t in range(9)]
@@ -356,7 +356,7 @@ def test_bands_of_ledger_and_settings_are_compared(tmp_path, file, edits, words)
     (folder / file).write_text(text, encoding="utf-8")
     assert words in " ".join(verify(folder).problems)
     assert words in " ".join(read_run_directory(folder).problems)
-    assert verify_command(folder, None, None, None, as_json=True) == 1
+    assert check_command(folder) == 1
 
 
 def test_personal_parameters_are_kept_by_users_who_come_in_rounds_that_are_apart():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import say, spinner
-from ..errors import SettingError, check_choice, refuse
+from ..errors import RunError, SettingError, check_choice, refuse
 from ..settings import SETTINGS, STAND_IN
 from ..tasks import is_task_file, task_entry, task_names
 from .parser import Command, Option, flags_for
@@ -29,6 +29,7 @@ ASKED = (  # the keyword arguments of `clipline.plan` that are settings
 def plan(
     scale: str | None,
     config: Path | None,
+    plot: Path | None,
     as_json: bool,
     explain: bool,
     parameters: int | None,
@@ -51,27 +52,34 @@ def plan(
         settings["parameters"] = _parameters_of(model)
     elif parameters is not None:
         settings["parameters"] = parameters
-    text = answer(settings, scale, as_json, explain)
+    text = answer(settings, scale, plot, as_json, explain)
     if as_json:
         print(text)
     else:
         say(text)
 
 
-def answer(settings: dict[str, Any], scale: str | None, as_json: bool, explain: bool = False) -> str:
-    """The plan or the table as text or JSON. `settings` are those of `plan`."""
+def answer(settings: dict[str, Any], scale: str | None, plot: Path | None, as_json: bool, explain: bool = False) -> str:
+    """The plan or the table as text or JSON, and as a figure if `plot` is given. `settings` are those of `plan`."""
     from ..privacy.planning import plan, plan_table
 
     if "population_size" not in settings:
         flag = SETTINGS["population_size"].flag
         raise SettingError(f"population_size is missing: give {flag}, the number of users in the population")
+    if plot is not None and (plot.exists() or plot.suffix != ".png"):
+        raise RunError(f"plot={str(plot)!r} must be a new file that ends in .png: give another name")
     missing = [name for name in ("cohort_size", "rounds") if name not in settings]
     if missing and scale is None and "epsilon" in settings and "noise_multiplier" not in settings:
+        if plot is not None:
+            flags = " and ".join(SETTINGS[name].flag for name in missing)
+            raise refuse("plot", str(plot), "left out where a table is asked for", f"give {flags} for one plan")
         with spinner("searching", quiet=True):
             table = plan_table(**settings)
         return _shown(table, as_json, explain)
     with spinner("searching", quiet=True):
         result = plan(**settings, scale=None if scale is None else _parse_scale(scale))
+    if plot is not None:
+        _draw(result, plot)
     return _shown(result, as_json, explain)
 
 
@@ -149,6 +157,17 @@ def _parse_scale(text: str) -> tuple[int, float]:
     raise refuse("scale", text, "of the form m=100,z=0.03", "give the cohort size and the noise of the trial")
 
 
+def _draw(result: Plan, path: Path) -> None:
+    from ..plotting import new_figure, save_figure
+
+    figure, (axis,) = new_figure(1, 1, width=7.5, height=4.2)
+    axis.plot([rounds for rounds, _ in result.curve], [epsilon for _, epsilon in result.curve])
+    axis.set(xlabel="rounds", ylabel=f"epsilon at delta {result.guarantee.delta_text}", ylim=(0, None), xlim=(0, None))
+    axis.set_title(str(result.guarantee), fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_figure(figure, path)
+
+
 _path = click.Path(path_type=Path)
 _option = partial(Option, group="The answer")
 command = Command(
@@ -173,6 +192,7 @@ command = Command(
             help="Count them: of model() in a file (see docs/howto/own_model.md), or of a task.",
         ),
         _option(["--explain"], is_flag=True, help="A line of explanation below every line."),
+        _option(["--plot"], type=_path, help="Draw epsilon over rounds to this PNG file."),
         _option(["--json", "as_json"], is_flag=True, help="Print one JSON object."),
     ],
 )  # fmt: skip

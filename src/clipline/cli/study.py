@@ -1,9 +1,8 @@
-"""`clipline study`: how far a study is, whether its numbers stand, and bringing several together."""
+"""`clipline study`: how far a study is, whether its numbers or those of a run stand, and bringing several together."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,18 +69,20 @@ def _last_line(text: str) -> str:
 
 
 def check(folder: Path) -> int:
-    """Check every run of a study against its identity, and every table against the runs behind it.
+    """Check a study, or the directory of one run.
 
-    Its verdicts on the median clip are computed again and printed. Ends with exit code 1 if anything is wrong, and says
-    what.
+    Of a study: every run against its identity, every table against the runs behind it; its verdicts on the median clip
+    are computed again and printed. Of a run: epsilon is computed again from the ledger, and ledger, settings, metrics
+    and the model's card must agree. Ends with exit code 1 if anything is wrong, and says what.
     """
     from ..errors import RunError
     from ..study.directory import StudyDirectory, experiment_kinds
     from ..training.run_files import is_run_directory
 
+    if not folder.exists():
+        raise RunError(f"path={str(folder)!r} does not exist: give a run directory or a study directory")
     if is_run_directory(folder):
-        checked = f"clipline verify {shlex.quote(str(folder))} checks it"
-        raise RunError(f"{str(folder)!r} is one run and no study", checked)
+        return _check_run(folder)
     directory = StudyDirectory.existing(folder)
     kinds, problems = experiment_kinds(), directory.check()
     examined = [kind.examine(directory) for kind in kinds.values()]
@@ -98,6 +99,35 @@ def check(folder: Path) -> int:
     if unknown := [name for name, kind in asked.items() if kind is not None and kind not in kinds]:
         say(f"  of no installed package, so that only their runs were checked: {', '.join(unknown)}")
     return 1 if problems else 0
+
+
+def _check_run(folder: Path) -> int:
+    """Whether the files of one run agree, and what they come to."""
+    from ..study.report.content import basis, cautions, warnings, words
+    from ..study.report.reading import read_run_directory
+
+    run = read_run_directory(folder)
+    promised = run.promise is not None and run.promise.epsilon is not None
+    broken = [f"not private: {reason}" for reason in warnings(run)] if promised else []
+    for problem in [*run.problems, *broken]:
+        tell(problem)
+    say(f"{folder}: {words(run)}")
+    for problem in broken:  # also where the statement stands, which somebody may keep by itself
+        say(f"  {problem}")
+    for name, value in basis(run):
+        say(f"  {name:33} {value}")
+    if run.promise is not None:
+        agree = _problems(len(run.problems)) if run.problems else "the other files agree with it"
+        say(f"  computed again from ledger.jsonl; {agree}")
+    if run.state in ("interrupted", "not ended"):
+        say(f"  unfinished: {len(run.round)} of {run.planned_rounds} rounds")
+    if run.state == "early":
+        say(f"  stopped early: {len(run.round)} of {run.planned_rounds} rounds, of which all are charged")
+    for finding in run.findings:
+        say(f"  warning: {finding}")
+    for caution in cautions(run)[len(run.problems) :]:
+        say(f"  note: {caution}")
+    return 1 if run.problems or broken or run.promise is None else 0
 
 
 def _problems(count: int) -> str:
@@ -139,7 +169,8 @@ def _asked_otherwise(directory: StudyDirectory, other: StudyDirectory) -> list[s
 
 _folder = Argument(["folder"], type=PATH, metavar="DIR", help="The folder of the study.")
 status_command = Command("status", status, [_folder, JSON])
-check_command = Command("check", check, [_folder])
+_checked = Argument(["folder"], type=PATH, metavar="DIR", help="The folder of the study, or a run directory.")
+check_command = Command("check", check, [_checked])
 merge_command = Command(
     "merge",
     merge,
@@ -150,6 +181,6 @@ merge_command = Command(
 )
 command = Group(
     "study",
-    help="Look at a study, check it, and merge studies.",
+    help="Look at a study, check it or a single run, and merge studies.",
     modules={"status": ".study:status_command", "check": ".study:check_command", "merge": ".study:merge_command"},
 )

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..console import aligned, say, tell
+from ..console import say, tell
 from ..errors import RunError
 from .parser import JSON, PATH, Argument, Command, Option
 
@@ -47,11 +47,11 @@ def verify(run: Path, seal: str | None, sign: Path | None, verify_signature: Pat
         say(f"{run}: no guarantee")
         return 1
     say(f"{run}: {found.guarantee}" if found.both is None else f"{run}:\n{found.both}")
-    rows = [
-        ("  epsilon by privacy loss and Renyi", f"{found.guarantee.epsilon:.6g}, {found.renyi:.6g}"),
-        ("  rounds charged", str(found.guarantee.rounds)), ("  seal", found.seal), ("  signed by", by),
-    ]  # fmt: skip
-    say(aligned((name, text) for name, text in rows if text is not None))
+    say(f"  epsilon by privacy loss and Renyi  {found.guarantee.epsilon:.6g}, {found.renyi:.6g}")
+    say(f"  rounds charged                     {found.guarantee.rounds}")
+    say(f"  seal                               {found.seal}")
+    if by is not None:
+        say(f"  signed by                          {by}")
     if not found.finished:
         say("  the run has not ended: its model and card are still to come")
     say("  the files contradict each other: do not rely on this" if problems else "  all files agree with the ledger")

@@ -10,9 +10,10 @@ import math
 import shlex
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ...errors import RunError
@@ -409,7 +410,7 @@ def _recipe(answer: Tuned) -> tuple[list[tuple[str, str]], list[str]]:
         f"<h2>Step 2: how much noise the model bears</h2><p>{_text(_noise_words(answer))}</p>",
         f'<div class="noises"><div class="chart">{_noise_chart(answer)}</div>{_noises(answer)}</div>',
         "<h2>Step 3: cohort and noise, scaled together</h2>",
-        f"<p>{_text(_scale_words(answer))}</p>",
+        _scale(answer),
     ]
 
 
@@ -473,9 +474,16 @@ def _rates(trials: Sequence[Trial], chosen: Trial, metric: Metric) -> str:
 
 
 def _shares(values: Sequence[float], metric: Metric) -> dict[float, float]:
-    """How dark each value is drawn, by its place: 1 for the best, 0 for the worst and for one that diverged."""
-    best_first = sorted({value for value in values if math.isfinite(value)}, key=lambda value: metric.sign * value)
-    return {value: 1 - place / max(1, len(best_first) - 1) for place, value in enumerate(best_first)}
+    """How dark each value is drawn: 1 for the best, falling with the distance from it, 0 for one that diverged.
+
+    The scale ends at the worst value, or at twice the median distance: one pair that fails must not leave all others
+    in one colour.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    best = min(finite, key=lambda value: metric.sign * value, default=0.0)
+    distances = [abs(value - best) for value in finite] or [0.0]
+    span = min(max(distances), 2 * median(distances)) or max(distances) or 1.0
+    return {value: max(0.0, 1 - abs(value - best) / span) for value in finite}
 
 
 def _value(trial: Trial) -> str:
@@ -493,6 +501,36 @@ def _noises(answer: Tuned) -> str:
         needed = "more than there are" if cohort is None else f"{cohort:,}"
         rows.append((f"{z:.3g}", _value(trial), change, needed, verdict, trial.run[:10]))
     return _table(("z", answer.metric.name, "change", "cohort needed", "", "run"), rows, numbers=(0, 1, 2, 3))
+
+
+def _scale(answer: Tuned) -> str:
+    """The factor, and what other promises and other populations would take."""
+    if answer.scaled is None:
+        return "<p>No cohort of the users there are meets the target; see above for what would.</p>"
+    target, z = answer.question.target, answer.chosen.noise_multiplier
+    epsilons = [target.epsilon * f for f in (0.25, 0.5, 2)]
+    variants = [(f"epsilon {epsilon:g}", replace(target, epsilon=epsilon)) for epsilon in epsilons]
+    sizes = [int(target.population_size * f) for f in (0.1, 10)]
+    variants += [(f"{n:,} users", replace(target, population_size=n)) for n in sizes if n >= target.cohort_size]
+    rows = [("as asked", f"{answer.scaled.cohort_size:,}", rounded_up(z * answer.scaled.alpha, 4))]
+    noise = "noise that stays in the models" if target.banded else "noise multiplier"
+    untried = answer.more_noise_untried
+    for name, other in variants:
+        cohort = least_cohort(other, z)
+        if cohort is None:
+            rows.append((name, "not tried" if untried else "more than there are", ""))
+            continue
+        most = "at most " if untried and cohort > target.cohort_size else ""
+        rows.append((name, f"{most}{cohort:,}", rounded_up(z * cohort / target.cohort_size, 4)))
+    note = (
+        f" More noise than z = {z:.3g} at m = {target.cohort_size} was not tried, because it meets the promise that "
+        "was asked for. The model may tolerate more: tune for the other promise in the same folder to find out."
+    )
+    return (
+        f"<p>{_text(_scale_words(answer))}</p><p>The same model with another promise, or for another number of "
+        f"users.{_text(note if untried else '')}</p>"
+        f"{_table(('', 'cohort, users a round', noise), rows, numbers=(1, 2))}"
+    )
 
 
 def _rests_on(answer: Answer) -> list[tuple[str, str]]:

@@ -137,6 +137,11 @@ class Tuned:
         """The least noise tried above the chosen one, if there is one."""
         return next((z for z in self.losses if z > self.chosen.noise_multiplier), None)
 
+    @property
+    def more_noise_untried(self) -> bool:
+        """Whether step 2 ended because the target was met, so that the model may tolerate more noise than was tried."""
+        return self.next_above is None and self.chosen.noise_multiplier < self.question.most_noise
+
 
 def losses_of(rising: Sequence[Trial], metric: Metric) -> dict[float, float]:
     """Noise -> loss against the first trial, which has the least noise."""
