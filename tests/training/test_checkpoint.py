@@ -52,6 +52,8 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
         {"clip": "x"},
         {"round_index": "-3"},
         {"round_index": "1" * 5000},
+        {"noise": "[0, 1]"},  # of which no tensor is there
+        {"noise": "7"},
         {"ledger": "null"},
         {"ledger": "[7]"},
         {"ledger": "[" * 100_000},
@@ -60,7 +62,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
     ],
 )
 def test_a_damaged_checkpoint_is_refused(tmp_path, change):
-    good = {"version": "2", "clip": "0.5", "round_index": "3", "ledger": "[]", "circumstances": ""}
+    good = {"version": "2", "clip": "0.5", "round_index": "3", "ledger": "[]", "circumstances": "", "noise": "null"}
     save_tensors({"params": torch.zeros(3)}, tmp_path / "c.safetensors", good)
     assert load_checkpoint(tmp_path / "c.safetensors").round_index == 3
     save_tensors({"params": torch.zeros(3)}, tmp_path / "c.safetensors", {**good, **change})

@@ -360,9 +360,8 @@ class _Grid:
             contents = {one: RecordDict({TOLD: told, CLIENTS: numbered(own)}) for one, own in values.items()}
             self._ask({order[one - 1]: content for one, content in contents.items()}, take)
 
-        def keys(node: int, content: RecordDict) -> bool:
-            (both,) = bytes_in(content, KEYS).values()
-            return server.add_keys(number[node], both)
+        def taking(add: Callable[[int, dict[int, bytes]], bool], size: int) -> Take:
+            return lambda node, content: add(number[node], bytes_in(content, size))
 
         like = np.zeros(-(-code.dim * code.bits // 8), np.uint8)
 
@@ -373,24 +372,20 @@ class _Grid:
             return False
 
         try:
-            self._ask({node: told({"number": number[node], "fills-up": node in fill}) for node in order}, keys)
+            self._ask({node: told({"number": number[node], "fills-up": node in fill}) for node in order},
+                      taking(lambda one, keys: server.add_keys(one, *keys.values()), KEYS))  # fmt: skip
             roster = server.roster()
-            stage(
-                "boxes",
-                dict.fromkeys(roster, roster),
-                lambda node, got: server.add_boxes(number[node], bytes_in(got, BOX)),
-            )
-            boxes = server.boxes_for()
-            stage("masked", boxes, masked)
+            stage("boxes", dict.fromkeys(roster, roster), taking(server.add_boxes, BOX))
+            stage("masked", server.boxes_for(), masked)
             alive, dead = server.survivors()
             if len(alive - {number[node] for node in fill}) < min(strategy.least_replies, len(nodes)):
                 return None
             if not strategy.noise_by_clients:
                 strategy.opened = request.round_index
                 strategy.write(self._folder)  # on disk before anybody is asked for shares
-            last: dict[int, dict[int, bytes]] = {one: {} for one in alive}
-            lists = {"alive": sorted(alive), "dead": sorted(dead)}
-            stage("answers", last, lambda node, got: server.add_answer(number[node], bytes_in(got, SHARE)), **lists)
+            nothing: dict[int, bytes] = {}
+            stage("answers", dict.fromkeys(alive, nothing), taking(server.add_answer, SHARE), alive=sorted(alive),
+                  dead=sorted(dead))  # fmt: skip
             return server.total().finished(request.clip, request.cohort.sampling)
         except RoundAbandoned:
             # Shares may still come: with another sum of this round the server could tell the two apart.

@@ -318,7 +318,7 @@ class RunDirectory(Callback):
             left.unlink(missing_ok=True)
 
     def _write_ledger(self, ledger: Ledger) -> None:
-        text = _ledger_lines(ledger)
+        text = "".join(ledger_line(index, event) + "\n" for index, event in enumerate(ledger))
         durable.write(self.path / LEDGER, text)
         self._bytes = len(text.encode())
 
@@ -426,10 +426,6 @@ def _rounding(training: Training) -> str:
     code = code_fingerprint(*parts, *training.problem.model.module.modules())
     kernels = "with" if torch.backends.mkldnn.enabled else "without"
     return f"{training.workers}-workers-{torch.get_num_threads()}-threads-{kernels}-mkldnn-code-{code}"
-
-
-def _ledger_lines(ledger: Ledger) -> str:
-    return "".join(ledger_line(index, event) + "\n" for index, event in enumerate(ledger))
 
 
 def _json_lines(rounds: Iterable[Mapping[str, Any]]) -> str:
