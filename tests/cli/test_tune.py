@@ -91,7 +91,6 @@ def test_a_task_of_ones_own_from_the_search_to_the_final_training(mine, tmp_path
     assert study.check() == []
     assert {one["run"] for one in facts["rates"] + facts["noises"]} == set(study.ids())
     assert len(facts["rates"]) >= 9
-    assert facts["runs_with_five_fixed_clips"] == 5 * len(facts["rates"])
     page = (tmp_path / "tuned/tune.html").read_text(encoding="utf-8")
     assert "What to run next" in page
     assert f"{facts['chosen']['client_lr']:.3g}" in page
