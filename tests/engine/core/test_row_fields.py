@@ -16,7 +16,6 @@ from clipline.engine.core.row_fields import (
     RowUsage,
     TouchedRows,
     check_row_fields,
-    renumber_rows,
     starting_params,
 )
 from clipline.engine.core.working_model import WorkingModel
@@ -89,19 +88,6 @@ def test_row_numbers_below_0_are_refused():
 def test_names_that_are_not_there_are_refused(row_fields, words):
     with pytest.raises(ModuleError, match=words):
         check_row_fields(row_fields, WorkingModel(Bag()), posts())
-
-
-def test_the_rows_that_numbers_name_by_hand():
-    numbers = torch.tensor([[[7, 2], [2, 99]], [[0, 0], [0, 0]]])  # 99 is beyond the last of 9 rows: the last
-    rows, places = RowUsage(numbers, 9).touched()
-    assert rows.rows.tolist() == [[2, 7, 8], [0, 0, 0]]
-    assert rows.used.tolist() == [[True, True, True], [True, False, False]]
-    assert places.tolist() == [[[1, 0], [0, 2]], [[0, 0], [0, 0]]]
-    assert torch.equal(rows.rows.gather(1, places.flatten(1)).view_as(numbers), numbers.clamp(max=8))
-    examples, found = renumber_rows({"words": numbers, "y": numbers[:, 0]}, {"w": "words"}, {"w": 9})
-    assert torch.equal(examples["words"], places)
-    assert torch.equal(examples["y"], numbers[:, 0])
-    assert torch.equal(found["w"].rows, rows.rows)
 
 
 @pytest.mark.parametrize(("count", "room"), [(1, 2), (2, 2), (3, 8), (8, 8), (9, 30), (16, 30), (30, 30)])
