@@ -213,9 +213,6 @@ def test_the_budget_ends_one_run_of_several_and_its_callbacks_are_told():
     assert log == ["start", "round 0", "round 1", "end", "close"]
 
 
-# Reports --------------------------------------------------------------------------------------------------------------
-
-
 # The process ----------------------------------------------------------------------------------------------------------
 
 
@@ -316,7 +313,7 @@ def test_what_is_no_list_of_callbacks_is_refused_in_a_sentence(wrong):
         training(rounds=1).run(wrong)
 
 
-# training/test_interrupt.py -----------------------------------------------------------------------------------------
+# Ctrl-C ---------------------------------------------------------------------------------------------------------------
 
 
 class Press(Callback):
