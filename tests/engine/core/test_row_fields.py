@@ -15,6 +15,7 @@ from clipline.engine.core.batches import plan_steps
 from clipline.engine.core.row_fields import (
     RowUsage,
     TouchedRows,
+    build_updates,
     check_row_fields,
     starting_params,
 )
@@ -98,6 +99,15 @@ def test_room_for_rows_depends_on_the_users_own_count_alone(count, room):
         if others:
             numbers[1, : len(others)] = torch.tensor(others)
         assert RowUsage(numbers, 30).rooms(2)[0] == room  # 2 times a power of four, at most all 30 rows
+
+
+def test_rows_that_stand_for_nothing_do_not_move_row_0():
+    shapes = {"w": torch.Size([4, 2])}
+    rows = {"w": TouchedRows(torch.tensor([[1, 3], [2, 0]]), torch.tensor([[True, True], [True, False]]))}
+    first = starting_params(torch.arange(8.0).unsqueeze(0), shapes, rows)
+    assert first["w"].tolist() == [[[2.0, 3.0], [6.0, 7.0]], [[4.0, 5.0], [0.0, 1.0]]]
+    dense = build_updates([first["w"] + 1.0], first, shapes, rows).dense(8)
+    assert dense.tolist() == [[0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0], [0.0] * 4 + [1.0, 1.0, 0.0, 0.0]]
 
 
 def test_users_of_several_runs_start_from_the_parameters_of_their_own():
