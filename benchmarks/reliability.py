@@ -564,13 +564,15 @@ pass, {single} of them edits of one file. All edits alike are found by the seal 
 
 `python -m tests.fuzz` changes good files by chance, seed {counts["seed"]}: {sum(total.values()):,} inputs,
 {total["found"]:,} findings, kinds: {counts["kinds"]}. A finding is anything but reading the file or refusing it in a
-sentence: another error, a crash, 20 s, 3 GiB, a control character. {made("fuzz")}.
+sentence: another error, a crash, 20 s, 3 GiB, a control character.
+{made("fuzz")}.
 
 {table}
 
-Mended: numbers beyond 64 bits in a list of JSONL, rounds in `metrics.jsonl` that are no numbers, rounds without a clip,
-metadata of a model that are no mapping, and size statistics in a Parquet footer that do not fit the schema (pyarrow
-26.0.1 ends the process over them). `tests/fuzz/cases` keeps what is found, and every test run tries it again.
+All of it is mended, and so is what was found before: numbers beyond 64 bits in a list of JSONL, rounds in
+`metrics.jsonl` that are no numbers, rounds without a clip, metadata of a model that are no mapping, members of NPZ that
+are no arrays, and size statistics in a Parquet footer that do not fit the schema (pyarrow 26.0.1 ends the process over
+them). `tests/fuzz/cases` keeps what is found, and every test run tries it again.
 """)
     mutations = (ROOT / "docs" / "results" / "mutations.md").read_text(encoding="utf-8")
     caught = re.search(r"(\d+) of (\d+) are caught", mutations)

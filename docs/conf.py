@@ -39,6 +39,7 @@ html_title = "clipline"
 html_show_sphinx = False
 html_static_path = ["static"]
 html_css_files, html_js_files = ["site.css"], ["site.js"]
+html_search_scorer = str(Path(__file__).parent / "static" / "scorer.js")
 pygments_style, pygments_dark_style = "a11y-high-contrast-light", "a11y-high-contrast-dark"
 copybutton_prompt_text = "$ "
 

@@ -56,7 +56,7 @@ Key = tuple[str, str, int]  # task, upload, seed
 Runs = dict[Key, dict[str, Any]]
 DROPS = "plain, one in ten drops out"
 DROPPING = 0.1  # of the clients that were asked
-KEYS, BOX, SHARE = 64, 160, 66  # bytes of a client's messages in a secure sum, as in federation/flower_messages.py
+KEYS, BOX, SHARE = 64, 160, 66  # bytes of a client's messages in a secure sum, as in federation/secure_sum.py
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import clipline as cl
-from clipline.federation.flower_client import clipped
-from clipline.federation.flower_in_process import InProcessGrid
+from clipline.federation.flower_client import InProcessGrid, clipped
 
 USERS, DIM = 6, 5
 UPDATES = torch.randn(USERS, DIM, generator=torch.Generator().manual_seed(0)) * 0.3

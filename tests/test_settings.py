@@ -1,6 +1,5 @@
 """Each setting is declared once, in clipline.settings: flags, TOML keys, keyword arguments, help and checks follow."""
 
-import ast
 import dataclasses
 import sys
 import typing
@@ -130,22 +129,6 @@ def test_epsilon_or_noise_multiplier_is_decided_in_one_place():
     for path in SOURCE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert ("one follows" in text) == (path == SOURCE / "training" / "options.py")
-
-
-def test_what_a_setting_says_is_written_nowhere_else():
-    """Help, ways out and limits: every other file has them from the declaration."""
-    texts = {setting.help for setting in SETTINGS.values()} | {
-        setting.way_out for setting in SETTINGS.values() if setting.way_out.count(" ") > 3
-    }
-    for path in SOURCE.rglob("*.py"):
-        if path == SOURCE / "settings.py":
-            continue
-        constants = {
-            node.value
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        }
-        assert not constants & texts, path
 
 
 def test_choices_are_those_that_there_are():

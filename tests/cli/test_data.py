@@ -113,14 +113,6 @@ def test_bad_input_is_one_sentence_exit_code_2_and_nothing_made(clipline, posts,
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_without_a_network_fetch_fails_at_once_with_the_manual_way(clipline, tmp_path, monkeypatch):
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")  # nobody listens there
-    err = clipline.refused("data", "fetch", "shakespeare", "--to", "new")
-    assert "cannot be reached" in err
-    assert "clipline data prepare shakespeare --from shakespeare.sqlite.lzma" in err
-    assert list(tmp_path.iterdir()) == []
-
-
 SLOW = """
 import sys, time
 import numpy as np

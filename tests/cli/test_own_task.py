@@ -272,6 +272,8 @@ def test_a_file_may_define_a_task(mine, tmp_path):
         ('batch["x"]), batch', 'batch["z"]), batch', "fails (line 13: KeyError: 'z'): the batch has the fields x, y"),
         ("nn.Linear(3, 2)", "nn.Linear(4, 2)", "loss(model, batch) of 'mine.py' fails (line 13: RuntimeError: mat1"),
         ('"accuracy":', '"clip":', "metric='clip' must be named other than round, clip, fraction_within"),
+        ("def model()", "TASK = 3\ndef model()", "defines TASK and also model or loss, and one must be meant"),
+        ("SETTINGS = {", "COLUMNS = {'fields': ['z']}\nSETTINGS = {", "has no field 'z'"),
         ("import torch\n", "import beside\n", "cannot be run (line 2: "),
         ("SETTINGS = {", "COLUMNS = {'fiels': []}\nSETTINGS = {", "COLUMNS of 'mine.py' has the unknown key 'fiels'"),
         ("SETTINGS = {", "COLUMNS = {'categories': {'y': [0]}}\nSETTINGS = {", "was made with other categories of 'y'"),
@@ -357,15 +359,6 @@ def test_a_table_is_read_as_the_file_says_in_training_and_in_prediction(mine, tm
     mine.ok("train", "mine.py", "--data", "t.csv", "--user-column", "user", *FLAGS)
     # Not listed is 1, the first of January is 0, and a gap is 7.
     assert cl.load("run", model="mine.py").predict("t.csv")[:2].tolist() == [[1, 0, 7], [0, 1, 1]]
-
-
-def test_a_plan_counts_the_users_who_would_train(mine, tmp_path):
-    for data, flags in (("store", []), ("table.npz", ["--user-column", "user"])):
-        mine.ok("train", "mine.py", "--data", data, *flags, "--workers", 1, "--rounds", 1, "--out", data + ".run")
-    out, _ = mine.ok("plan", "--config", "store.run/settings.toml", "--json")
-    assert json.loads(out)["population_size"] == 64  # 16 of the 80 are measured on
-    err = mine.refused("plan", "--config", "table.npz.run/settings.toml")
-    assert "plan counts no users in the table 'table.npz': give --population-size" in err
 
 
 def test_a_figure_of_the_paper_is_made_of_a_file(mine, tmp_path):

@@ -132,7 +132,6 @@ def test_users_and_epsilon_alone_give_a_table(ask):
     for words in ("bands of the noise", "  200 ", "3,000 rounds", "most parameters", "--noise banded"):
         assert words in out
     assert max(len(line) for line in out.splitlines() if line.startswith("    ")) <= 80
-    assert "noise multiplier of the whole round" in ask("--users", 500, "--epsilon", 3, "--noise", "independent")[1]
     answer = json.loads(ask("--population-size", 20_000, "--epsilon", 3, "--rounds", 300, "--json")[1])
     assert [cell["cohort_size"] for cell in answer["table"]] == [200, 500, 1000, 2000, 5000, 10_000]
     assert {cell["rounds"] for cell in answer["table"]} == {300}

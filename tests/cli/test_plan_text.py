@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from clipline.cli.plan_text import noise_rows, plan_text, remedy_rows, table_text, text_curve
+from clipline.cli.plan_text import noise_rows, plan_text, remedy_rows, table_text
 from clipline.privacy import NoiseTable, Relation
 from clipline.privacy.feasibility import NoiseCell, Remedies
 from clipline.privacy.planning import plan
@@ -60,14 +60,6 @@ def test_an_epsilon_of_the_comparison_is_rounded_up(known):
     assert len(printed) == len(epsilons) == 6
     for text, epsilon in zip(printed, epsilons, strict=True):
         assert epsilon <= float(text) <= epsilon * 1.001
-
-
-def test_bars_are_as_high_as_their_numbers():
-    # Heights 1, 2 and 4 of 4, in a picture of 4 lines: each bar fills that many lines.
-    picture = text_curve(((1, 0.5), (2, 1.0), (4, 2.0)), height=4)
-    bars = [line.split("|")[1] for line in picture[:-1]]
-    assert [bar[0::5] for bar in bars] == ["  █", "  █", " ██", "███"]
-    assert text_curve(((1, 0.25), (2, 1.0)), height=1)[0].split("|")[1] == "▂▂▂▂▂█████"  # a quarter is two eighths
 
 
 CELLS = (

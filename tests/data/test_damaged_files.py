@@ -1,19 +1,14 @@
 """Files that are damaged, absurd or hostile: every reader refuses them with one sentence."""
 
 import io
-import sqlite3
 import zipfile
 
-import h5py
 import numpy as np
 import pytest
-from tff_layouts import TABLES, delimited, example, feature
 
 from clipline.data.readers.tables import read_table
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
-from clipline_paper.data.catalogue import CATALOGUE
-from clipline_paper.data.tff_files import read_tff_hdf5, read_tff_sqlite
 
 
 def refused(chunks, tmp_path):
@@ -88,75 +83,3 @@ def test_npz_members_that_are_no_arrays(x, words, tmp_path):
         file.writestr("user.npy", array(np.arange(4)))
         file.writestr("x.npy", x)
     assert words in refused(read_table(tmp_path / "a.npz", "user"), tmp_path)
-
-
-PIXELS, LABELS = np.zeros((2, 28, 28), np.float32), np.zeros(2, np.int64)
-
-
-def client(file, **fields):
-    group = file.create_group("examples/a")
-    for name, value in fields.items():
-        group.create_dataset(name, data=value)
-    return group
-
-
-def texts(file):
-    client(file, pixels=PIXELS).create_dataset("label", data=["a", "b"], dtype=h5py.string_dtype())
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda file: client(file, label=LABELS).create_group("pixels"), "cannot be read as TFF's HDF5"),
-        (lambda file: client(file, label=LABELS, pixels=np.zeros(2, "f4,i4")), "field 'pixels' is"),
-        (lambda file: client(file, label=LABELS, pixels=PIXELS + 1j), "field 'pixels' is complex64"),
-        (lambda file: client(file, label=np.zeros((2, 3), int), pixels=PIXELS), "field 'label' has rows of shape (3,)"),
-        (texts, "field 'label' is object but must hold numbers"),
-    ],
-)
-def test_hdf5_of_another_layout(make, words, tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        make(file)
-    chunks = read_tff_hdf5(tmp_path / "a.h5", fields=["pixels", "label"])
-    assert words in refused(map(CATALOGUE["emnist"].convert, chunks), tmp_path)
-
-
-ROW = example(pixels=[0.5] * 784, label=[3])
-
-
-def base(path, rows, counts):
-    """A file without TFF's types and constraints."""
-    with sqlite3.connect(path) as file:
-        file.executescript(TABLES.replace(" NOT NULL", "").replace("TEXT", "").replace("INTEGER", ""))
-        file.executemany("INSERT INTO examples VALUES ('all', ?, ?)", rows)
-        file.executemany("INSERT INTO client_metadata VALUES (?, ?, ?)", counts)
-    file.close()
-    return path
-
-
-def entry(name, value):
-    return delimited(1, delimited(1, name) + delimited(2, value))
-
-
-@pytest.mark.parametrize(
-    ("rows", "counts", "words"),
-    [
-        ([("a", ROW)], [("a", "all", None)], "1 examples of 'all' where its client_metadata promises None"),
-        ([], [], "has no split 'all': there is none to choose"),
-        ([(None, ROW)], [("a", "all", 1)], "client ids holds NoneType where text is needed"),
-        ([("a", ROW), ("a\0", ROW)], [("a", "all", 2)], "a user id ends in a NUL byte"),
-        ([("a", delimited(1, entry(b"\xff", feature([1]))))], [("a", "all", 1)], "is no tf.train.Example"),
-        ([("a", example(pixels=[0.5] * 784, label=[1, 2]))], [("a", "all", 1)], "field 'label' has rows of shape (2,)"),
-        ([("a", example(pixels="x", label=[1]))], [("a", "all", 1)], "field 'pixels' is object"),
-    ],
-)
-def test_sqlite_with_absurd_values(rows, counts, words, tmp_path):
-    path = base(tmp_path / "a.sqlite", rows, counts)
-    chunks = read_tff_sqlite(path, "all", fields=["pixels", "label"])
-    assert words in refused(map(CATALOGUE["emnist"].convert, chunks), tmp_path)
-
-
-def test_a_damaged_schema_of_sqlite_is_refused(tmp_path):
-    path = base(tmp_path / "a.sqlite", [("a", ROW)], [("a", "all", 1)])
-    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE client_metadata", b"CREATE T\xffBLE client_metadata"))
-    assert "cannot be read as TFF's SQLite" in refused(read_tff_sqlite(path, "all"), tmp_path)

@@ -171,13 +171,3 @@ def test_a_table_of_every_format_equals_the_arrays_that_are_in_it(ending, memory
     assert isinstance(population.fields["minutes"], np.memmap) == (memory == 1)
     assert list((tmp_path / "scratch").iterdir()) == []  # the maps are of files that are deleted already
     assert population.fingerprint() == Population.from_arrays(RIDERS, minutes=MINUTES, **second).fingerprint()
-
-
-def test_columns_may_have_the_names_of_our_own_arguments(tmp_path):
-    np.savez(tmp_path / "a.npz", cls=[1, 2], user_ids=[3, 4], known_users=[5, 6], user=["b", "a"])
-    table = Population.from_table(tmp_path / "a.npz", user="user")
-    frame = pa.table({"cls": [1, 2], "user_ids": [3, 4], "known_users": [5, 6], "user": ["b", "a"]})
-    equal(table, Population.from_dataframe(frame, user="user"))
-    assert {name: field.tolist() for name, field in table.fields.items()} == {
-        "cls": [2, 1], "user_ids": [4, 3], "known_users": [6, 5],
-    }  # fmt: skip

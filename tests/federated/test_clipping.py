@@ -204,13 +204,6 @@ def test_a_private_sum_is_no_number_and_no_array(make, read):
     assert "123" not in str(error.value)
 
 
-@pytest.mark.parametrize("make", PRIVATE)
-def test_a_private_sum_takes_no_further_attributes(make):
-    private = make()
-    with pytest.raises(AttributeError):
-        private.seen = 1
-
-
 def test_the_key_is_given_out_once_and_the_mechanism_has_it():
     with pytest.raises(PrivateError, match="the key to private sums is given out once, to the mechanism"):
         ClippedSum.take_key()
@@ -219,15 +212,6 @@ def test_the_key_is_given_out_once_and_the_mechanism_has_it():
     release = GaussianMechanism(1, 0.0).release(clipped_sum(), np.random.default_rng(0))
     assert isinstance(release, Release)
     assert release.mean.tolist() == [SECRET]
-
-
-def test_where_somebody_else_took_the_key_first_the_mechanism_does_not_start():
-    code = (
-        "from clipline.federated.clipping import ClippedSum; ClippedSum.take_key()\n"
-        "try:\n    import clipline.federated.mechanism\nexcept Exception as error:\n    print(type(error).__name__)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=with_source())
-    assert done.stdout.strip() == "PrivateError"
 
 
 def with_source():

@@ -25,7 +25,7 @@ from clipline.federated.draws import NoiseNow, WholeNoise
 from clipline.federated.sampling import Cohort
 from clipline.federation.encoders import SecureIntegers, packed
 from clipline.federation.flower import AdaptiveClippingStrategy, _Grid
-from clipline.federation.flower_in_process import InProcessGrid
+from clipline.federation.flower_client import InProcessGrid
 from clipline.federation.secure_sum import SumServer
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.two_views import account_both

@@ -14,9 +14,7 @@ from flwr.clientapp import ClientApp
 
 import clipline as cl
 from clipline.errors import SettingError
-from clipline.federation.flower_client import clipped
-from clipline.federation.flower_in_process import InProcessGrid
-from clipline.federation.flower_messages import declared
+from clipline.federation.flower_client import InProcessGrid, clipped, declared
 
 ARRAYS = ArrayRecord({"a": torch.zeros(DIM - 2), "z": torch.zeros(2)})
 

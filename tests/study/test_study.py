@@ -7,6 +7,7 @@ import torch
 from study_task import seeds, tiny_task
 
 from clipline.engine.stacked.probe import CannotStack
+from clipline.errors import SettingError
 from clipline.study import execution
 from clipline.study.directory import StudyDirectory
 from clipline.study.execution import Recorder
@@ -176,6 +177,24 @@ def test_watching_the_norms_changes_no_number(tmp_path):
     watched, plain = Study(tmp_path, tiny_task()).results([replace(spec, unprivate_quantiles=True), spec])
     assert watched.rounds["clip"] == plain.rounds["clip"]
     assert "unprivate_quantile_0.5" not in plain.rounds
+
+
+def test_a_spec_of_another_task_is_refused(tmp_path):
+    from clipline.study.record import RunSpec
+    from clipline.tasks import task_named
+
+    with pytest.raises(SettingError, match="the task of this study"):
+        Study(tmp_path, tiny_task()).results([RunSpec(replace(task_named("handwriting").settings, seed=0))])
+
+
+def test_threads_are_given_back(tmp_path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        Study(tmp_path, tiny_task()).results(seeds(1))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_full_disk_ends_a_study_at_once_and_trains_nothing_again(tmp_path, monkeypatch):

@@ -49,12 +49,13 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
     [
         *({"clip": odd} for odd in ("nan", "-1", "x")),
         *({"round_index": odd} for odd in ("-3", "1" * 5000)),
+        *({"noise": odd} for odd in ("[0, 1]", "7")),  # of which no tensor is there
         *({"ledger": odd} for odd in ("null", "[7]", "[" * 100_000, '[{"count": 1, "event": 7}]')),
         {"ledger": '[{"count": -1, "event": {"sampling": "poisson", "rate": 0.1, "noise_multiplier": 1.0}}]'},
     ],
 )
 def test_a_damaged_checkpoint_is_refused(tmp_path, change):
-    good = {"version": "2", "clip": "0.5", "round_index": "3", "ledger": "[]", "circumstances": ""}
+    good = {"version": "2", "clip": "0.5", "round_index": "3", "ledger": "[]", "circumstances": "", "noise": "null"}
     save_tensors({"params": torch.zeros(3)}, tmp_path / "c.safetensors", good)
     assert load_checkpoint(tmp_path / "c.safetensors").round_index == 3
     save_tensors({"params": torch.zeros(3)}, tmp_path / "c.safetensors", {**good, **change})

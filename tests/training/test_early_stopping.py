@@ -114,10 +114,6 @@ def test_keep_best_takes_the_metric_it_names():
     assert rounds("loss") == 1
     with pytest.raises(SettingError, match=r"keep_best='scores' must be one .* loss, score: did you mean 'score'"):
         rounds("scores")
-    with pytest.raises(SettingError, match="keep_best=3 must be True, False or the name of a metric"):
-        Evaluate(lambda model: {}, keep_best=3)
-    with pytest.raises(SettingError, match="restore_best=1 must be True or False"):
-        EarlyStopping("loss", restore_best=1)
 
 
 def hits(model, batch):

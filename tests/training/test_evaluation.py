@@ -257,7 +257,7 @@ def test_on_a_gpu_a_state_is_measured_as_it_was_when_its_round_ended():
     x, y = torch.tensor(TEST.fields["x"]).float(), torch.tensor(TEST.fields["y"])
     for report, state in zip(result.reports, states, strict=True):
         loss = torch.nn.functional.cross_entropy(run.model_at(state)(x), y).item()
-        assert report.metrics["last/cross_entropies"] == pytest.approx(loss, rel=1e-5)
+        assert report.metrics["cross_entropies"] == pytest.approx(loss, rel=1e-5)
 
 
 @needs_gpu

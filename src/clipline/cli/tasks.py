@@ -35,13 +35,10 @@ def tasks(as_json: bool) -> None:
 def table(entries: Mapping[str, TaskEntry], states: Mapping[str, Mapping[str, Any]]) -> str:
     """One line a task under one line of names, in columns."""
     rows = [list(_COLUMNS), *(_cells(entry, states[name]) for name, entry in entries.items())]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    numbers = range(1, len(_COLUMNS) - 1)  # flush right
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = ["<", *">" * (len(_COLUMNS) - 2), "<"]  # numbers are flush right
     return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column in numbers else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
         for row in rows
     )
 
@@ -56,15 +53,9 @@ def state_in_words(state: Mapping[str, Any], stand_in_users: int) -> str:
 
 
 def _cells(facts: TaskEntry, state: Mapping[str, Any]) -> list[str]:
-    return [
-        facts.name,
-        f"{facts.parameters:,}",
-        f"{facts.users:,}",
-        f"{facts.rounds:,}",
-        f"{facts.client_lr:.3g}",
-        f"{facts.server_lr:.3g}",
-        state_in_words(state, facts.stand_in_users),
-    ]
+    numbers = f"{facts.parameters:,}", f"{facts.users:,}", f"{facts.rounds:,}"
+    rates = f"{facts.client_lr:.3g}", f"{facts.server_lr:.3g}"
+    return [facts.name, *numbers, *rates, state_in_words(state, facts.stand_in_users)]
 
 
 command = Command("tasks", tasks, [Option(["--json", "as_json"], is_flag=True, help="Print one JSON list.")])

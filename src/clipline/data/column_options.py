@@ -272,10 +272,7 @@ def _codes(name: str, column: NDArray[Any], listed: Sequence[str | int]) -> NDAr
         held, given = ("numbers", "text") if as_text else ("text or dates", "numbers")
         raise PopulationError(f"field {name!r} holds {held} but its categories are {given}: give both as one kind")
     places: dict[object, int] = {one: place for place, one in enumerate(listed)}
-    try:
-        return np.fromiter((places.get(value, len(listed)) for value in values), np.int32, len(values))
-    except TypeError:
-        raise PopulationError(f"field {name!r} holds lists or dicts but categories are text or numbers") from None
+    return np.fromiter((places.get(value, len(listed)) for value in values), np.int32, len(values))
 
 
 def _another_kind(kind: str, values: list[Any], as_text: bool) -> bool:

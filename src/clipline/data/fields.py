@@ -83,8 +83,6 @@ def list_fields(name: str, rows: Any, options: ColumnOptions) -> dict[str, Field
 
 def field_array(name: str, values: Any, options: ColumnOptions) -> NDArray[Any]:
     """One field as an array of numbers, as `fields_of_arrays` says. Text and objects become a column of Arrow first."""
-    import pyarrow as pa
-
     try:
         array = np.asarray(values)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
@@ -99,6 +97,8 @@ def field_array(name: str, values: Any, options: ColumnOptions) -> NDArray[Any]:
     whole = array.dtype.kind == "f" and kind.startswith(("int", "uint", "bool"))
     if array.dtype.kind not in "OUST" and not whole:
         return numbers_only(name, options.applied(name, array))
+    import pyarrow as pa
+
     try:
         column = pa.array(listed(values if whole else array), from_pandas=True)
     except (pa.ArrowException, OverflowError):
@@ -110,8 +110,6 @@ def numbers_only(name: str, array: NDArray[Any]) -> NDArray[Any]:
     """The array in this machine's byte order, if it holds numbers that torch knows."""
     if array.dtype.kind in "OUS":
         raise not_numbers(name, "text", array)
-    if array.dtype.kind in "mM":
-        raise not_numbers(name, str(array.dtype))
     if array.dtype.kind not in _NUMBERS or array.dtype.char in "gG":  # torch has no long double
         raise not_numbers(name, str(array.dtype))
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max(initial=0)) >= 2**63:
@@ -143,8 +141,6 @@ def not_numbers(name: str, what: str, texts: NDArray[Any] | None = None) -> Popu
         )
     elif what.startswith(("datetime", "timestamp", "date")):
         ways = f'or turn it into numbers with timestamps={{{name!r}: "hours since 2026-01-01"}}'
-    elif what.startswith("lists"):
-        ways = f"or cut and fill the lists to one width with lengths={{{name!r}: 128}}"
     else:
         ways = "or turn it into numbers, as with astype('float32')"
     return PopulationError(f"field {name!r} is {what} but a store holds numbers: leave it out of the fields, {ways}")

@@ -12,11 +12,10 @@ from ..lazy_names import lazily
 
 if TYPE_CHECKING:
     from .flower import AdaptiveClippingStrategy
-    from .flower_client import clipped
-    from .flower_in_process import InProcessGrid
+    from .flower_client import InProcessGrid, clipped
 
 __all__ = ["AdaptiveClippingStrategy", "InProcessGrid", "clipped"]
 __getattr__, __dir__ = lazily(
     __name__,
-    {".flower": "AdaptiveClippingStrategy", ".flower_client": "clipped", ".flower_in_process": "InProcessGrid"},
+    {".flower": "AdaptiveClippingStrategy", ".flower_client": "clipped InProcessGrid"},
 )

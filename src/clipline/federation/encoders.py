@@ -2,7 +2,7 @@
 
 | encoder | unbiased | may enlarge a norm by | bits a coordinate | the server decodes |
 | --- | --- | --- | --- | --- |
-| `KeptShare` of all, `Plain` | yes | 1 | 32 | every vector |
+| `KeptShare` of all | yes | 1 | 32 | every vector |
 | `RotatedLevels` | yes | 1 + 2 sqrt(d) / (2^k - 1), usually by far less | k, 1 to 16 | every vector |
 | `KeptShare` | yes | 1 / share | 32 share | every vector |
 | `SecureIntegers` | but for 1e-6 of a step and float32 | nothing: noise is made for its bound | 14 to 32 | the sum |
@@ -39,18 +39,13 @@ _WRAPPED = 1e-9  # chance, at most, that any number of a round's sum wraps aroun
 
 
 class Encoder(Protocol):
-    """Encodes vectors of one length so that the server can decode each of them."""
+    """Encodes vectors of one length so that the server can decode each of them; the table says what each states."""
 
-    unbiased: bool  # whether a decoded vector is the clipped one on average
+    unbiased: bool
 
     @property
     def enlarges(self) -> float:
         """By how much the norm of a decoded vector may exceed that of the clipped one."""
-        ...
-
-    @property
-    def bits(self) -> float:
-        """Bits a coordinate."""
         ...
 
     def encode(self, joint: Tensor, clip: float, round_index: int, rng: np.random.Generator) -> Message:
@@ -78,11 +73,6 @@ class KeptShare:
         """1 / share, for a vector of kept coordinates alone."""
         return 1 / self.share
 
-    @property
-    def bits(self) -> float:
-        """Of float32, for those that are sent."""
-        return 32 * self.share
-
     def encode(self, joint: Tensor, clip: float, round_index: int, rng: np.random.Generator) -> Message:
         """The kept coordinates and the bit, float32."""
         kept = _mask(self.dim, self.share, round_index)
@@ -98,9 +88,6 @@ class KeptShare:
         return joint
 
 
-Plain = KeptShare  # the vector itself: give no share
-
-
 @lru_cache(maxsize=2)
 def _mask(dim: int, share: float, round_index: int) -> Tensor:
     return torch.from_numpy(public_generator("mask", round_index).random(dim) < share)
@@ -108,22 +95,17 @@ def _mask(dim: int, share: float, round_index: int) -> Tensor:
 
 @dataclass(frozen=True)
 class RotatedLevels:
-    """The rotated update, each number rounded at random to one of 2^levels_bits levels; the bit as it is.
+    """The rotated update, each number rounded at random to one of 2^bits levels; the bit as it is.
 
     The levels reach as far as the largest number of the client's own rotated update, which is sent along in clips.
     """
 
     dim: int
-    levels_bits: int
+    bits: int
     unbiased = True
 
     def __post_init__(self) -> None:
-        check_whole("bits", self.levels_bits, at_least=1, at_most=16, way_out="give the bits a coordinate, say 8")
-
-    @property
-    def bits(self) -> float:
-        """Bits a level."""
-        return float(self.levels_bits)
+        check_whole("bits", self.bits, at_least=1, at_most=16, way_out="give the bits a coordinate, say 8")
 
     @property
     def enlarges(self) -> float:
@@ -132,7 +114,7 @@ class RotatedLevels:
 
     @property
     def _steps(self) -> int:
-        return (1 << self.levels_bits) - 1
+        return (1 << self.bits) - 1
 
     @cached_property
     def _rotation(self) -> Rotation:
@@ -146,17 +128,17 @@ class RotatedLevels:
         scaled = (rotated.double() / reach + 1) * (self._steps / 2) if reach else torch.zeros(self._rotation.dim)
         levels = np.floor(scaled.numpy() + rng.random(self._rotation.dim)).clip(0, self._steps).astype(np.uint16)
         head = np.array([reach], "<f4").view(np.uint8), np.array([float(joint[-1]) > 0], np.uint8)
-        return np.concatenate([*head, packed(levels, self.levels_bits)])
+        return np.concatenate([*head, packed(levels, self.bits)])
 
     def decode(self, message: Message, clip: float, round_index: int) -> Tensor | None:
         """What the levels stand for, rotated back."""
-        dim, length = self._rotation.dim, 5 + math.ceil(self._rotation.dim * self.levels_bits / 8)
+        dim, length = self._rotation.dim, 5 + math.ceil(self._rotation.dim * self.bits / 8)
         if message.dtype != np.uint8 or message.shape != (length,) or message[4] > 1:
             return None
         reach = float(message[:4].copy().view("<f4")[0])
         if not 0 <= reach <= 2:  # of a vector within the clip it is 1 at most; also for NaN
             return None
-        levels = torch.from_numpy(unpacked(message[5:], self.levels_bits, dim).astype(np.float64))
+        levels = torch.from_numpy(unpacked(message[5:], self.bits, dim).astype(np.float64))
         update = self._rotation.backward((levels * (2 / self._steps) - 1) * reach, round_index) * clip
         return torch.cat([update, torch.tensor([float(message[4]) - 0.5], dtype=torch.float64)])
 
@@ -191,11 +173,9 @@ def unpacked(data: NDArray[np.generic], bits: int, count: int) -> NDArray[np.uns
 class SecureIntegers:
     """Whole numbers for a secure sum modulo 2^bits: the rotated update and bit, scaled, rounded at random.
 
-    The joint vector is (scale update / clip, +-bit_weight), of norm `length`. The noise on each number of the sum has
-    the deviation `stddev`, which fits the modulus. A rounded vector is never longer than `bound`: that is tested in
-    whole numbers, and one that is longer is rounded anew, at last towards zero.
-
-    Made by `secure_integers`. It is `WholeNumbers` for a `DiscreteMechanism`.
+    The joint vector is (scale update / clip, +-bit_weight), of norm `length`. A rounded vector is never longer than
+    `bound`: that is tested in whole numbers, and one that is longer is rounded anew, at last towards zero. Made by
+    `secure_integers`, for a `DiscreteMechanism`.
     """
 
     model_dim: int
@@ -234,8 +214,9 @@ class SecureIntegers:
 
     @property
     def bound_squared(self) -> int:
-        """Of the longest rounded vector, a whole number."""
-        return math.floor(_rounded_squared(self.length, self.dim))
+        """Of the longest rounded vector; a longer one has a chance of _LONG (Kairouz, Liu, Steinke 2021)."""
+        factor = math.sqrt(2 * math.log(1 / _LONG))
+        return math.floor(self.length**2 + self.dim / 4 + factor * (self.length + math.sqrt(self.dim) / 2))
 
     @property
     def bound(self) -> float:
@@ -286,15 +267,9 @@ def word_type(bits: int) -> type[np.uint16] | type[np.uint32]:
 
 
 def secure_integers(
-    model_dim: int,
-    bits: int,
-    *,
-    cohort_size: int,
-    noise_multiplier: float,
-    count_stddev: float | None,
-    fixed_size: bool = False,
-    survivors: int | None = None,
-) -> SecureIntegers:
+    model_dim: int, bits: int, *, cohort_size: int, noise_multiplier: float, count_stddev: float | None,
+    fixed_size: bool = False, survivors: int | None = None,
+) -> SecureIntegers:  # fmt: skip
     """The finest whole numbers that fit the modulus, for rounds of this noise multiplier.
 
     Of all numbers of a round none wraps around, with a chance of 1e-9 at most, whatever the updates are. `fixed_size`
@@ -304,28 +279,24 @@ def secure_integers(
     Raises:
       SettingError: If nothing fits, with the least bits that would.
     """
-    way_out = f"give {FEWEST_BITS} to {MOST_BITS} bits, such as 18"
-    check_whole("bits", bits, at_least=FEWEST_BITS, at_most=MOST_BITS, way_out=way_out)
-    check_whole("model_dim", model_dim, at_least=1, way_out="give the number of trained parameters")
-    check_whole("cohort_size", cohort_size, at_least=1, at_most=10**9, way_out="give the users of a round")
-    way_out = "whole numbers are for private rounds: give a multiplier above 0"
-    check_number("noise_multiplier", noise_multiplier, above=0, way_out=way_out)
-    if count_stddev is not None:
-        check_number("count_stddev", count_stddev, above=0, way_out="leave it out if no count is released")
+    check_whole("bits", bits, at_least=FEWEST_BITS, at_most=MOST_BITS, way_out="give bits=18, say")
+    check_number("noise_multiplier", noise_multiplier, above=0, way_out="without noise leave upload out")
     if survivors is not None:
         check_whole("least_survivors", survivors, at_least=1, way_out="leave it out if the server adds the noise")
-    most = cohort_size if fixed_size else _most_users(cohort_size)
+    from scipy.special import pdtrik
 
-    def fitting(bits: int) -> SecureIntegers | str:
-        return _fit(model_dim, bits, most, noise_multiplier, count_stddev, survivors)
-
-    found = fitting(bits)
-    if isinstance(found, SecureIntegers):
-        return found
-    enough = next((more for more in range(bits + 1, MOST_BITS + 1) if not isinstance(fitting(more), str)), None)
-    if enough is None:
-        raise SettingError(f"bits={bits} are too few: {found}; even {MOST_BITS} are", "take a smaller cohort or model")
-    raise refuse("bits", bits, f"at least {enough} here: {found}", f"give bits={enough}, or more for less rounding")
+    # A Poisson cohort is larger with half the chance of a wrap-around, at most.
+    most = cohort_size if fixed_size else math.ceil(float(pdtrik(1 - _WRAPPED / 2, cohort_size)))
+    why = ""
+    for enough in range(bits, MOST_BITS + 1):
+        found = _fit(model_dim, enough, most, noise_multiplier, count_stddev, survivors)
+        if isinstance(found, str):
+            why = why or found
+        elif enough == bits:
+            return found
+        else:
+            raise refuse("bits", bits, f"at least {enough} here: {why}", f"give bits={enough} or more")
+    raise SettingError(f"bits={bits} are too few: {why}; even {MOST_BITS} are", "take a smaller cohort or model")
 
 
 def _fit(
@@ -364,21 +335,8 @@ def _fit(
     return SecureIntegers(model_dim, bits, stddev, length, bit_weight, users)
 
 
-def _rounded_squared(length: float, dim: int) -> float:
-    """The squared norm of a rounded vector, but for a chance of _LONG (Kairouz, Liu, Steinke 2021)."""
-    factor = math.sqrt(2 * math.log(1 / _LONG))
-    return length**2 + dim / 4 + factor * (length + math.sqrt(dim) / 2)
-
-
 def _length_for(bound: float, dim: int) -> float:
     """The longest vector that is no longer than `bound` when it is rounded; 0 if there is none."""
     half = math.sqrt(2 * math.log(1 / _LONG)) / 2
     left = bound**2 - dim / 4 - half * math.sqrt(dim) + half**2
     return max((math.sqrt(left) - half) * (1 - 1e-12), 0.0) if left > 0 else 0.0
-
-
-def _most_users(cohort_size: int) -> int:
-    """A Poisson cohort is larger with half the chance of a wrap-around, at most."""
-    from scipy.special import pdtrik
-
-    return math.ceil(float(pdtrik(1 - _WRAPPED / 2, cohort_size)))

@@ -36,20 +36,8 @@ from ..training.run_directory import RunDirectory, checked_path, directory_first
 from ..training.run_files import GUARANTEES, PARTICIPATIONS, can_go_on
 from ..training.training import Training
 from .encoders import unpacked
-from .flower_messages import (
-    BOX,
-    CLIENTS,
-    COMPLAINT,
-    KEYS,
-    SHARE,
-    TOLD,
-    bytes_in,
-    declared,
-    encoder_for,
-    numbered,
-    vector_in,
-)
-from .secure_sum import RoundAbandoned, SumPlan, SumServer
+from .flower_client import CLIENTS, COMPLAINT, TOLD, bytes_in, declared, encoder_for, numbered, vector_in
+from .secure_sum import BOX, KEYS, SHARE, RoundAbandoned, SumPlan, SumServer
 
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -73,13 +61,8 @@ class AdaptiveClippingStrategy:
     The training's population is a stand-in with examples of the right shapes: nobody's data are on the server.
 
     A round is abandoned if fewer of the drawn nodes reply than `least_replies`, or than were drawn. Nothing of it is
-    released, and the same cohort is asked again. An empty cohort is released and charged like any other; so is a small
-    one, but for that of a `SecureSum` with noise by the server.
-
-    With a `SecureSum`, noise by the server: no sum has fewer vectors than `least_replies`, and of a round none is
-    opened twice, as the difference would show who is in one of them. If a sum cannot be opened although nodes were
-    asked for their shares, the round releases noise alone. With noise by the clients a round may be asked again: the
-    statement against the server charges every attempt.
+    released, and the same cohort is asked again. An empty cohort is released and charged like any other. What holds
+    for small cohorts and second sums of a `SecureSum` is in docs/howto/federation.md.
 
     Args:
       training: Poisson sampling with a declared `population_size`, noise from the system, on the processor.
@@ -123,8 +106,8 @@ class AdaptiveClippingStrategy:
                 raise refuse("relation", training.relation.value, "add-or-remove or zero-out here", way_out)
             if self.secure and not self.noise_by_clients:
                 way_out = "leave it out, or let clients add the noise: SecureSum(least_survivors=20)"
-                raise refuse("max_participations", max_participations, "left out where the server adds the noise",
-                             way_out)  # fmt: skip
+                limit = "left out where the server adds the noise"
+                raise refuse("max_participations", max_participations, limit, way_out)
         self.training, self.least_replies, self.deadline = training, least_replies, deadline
         self.max_participations, self.attempts, self.pause = max_participations, attempts, pause
         self.asked = Participations(_UNLIMITED if max_participations is None else max_participations)
@@ -138,10 +121,13 @@ class AdaptiveClippingStrategy:
         self.least_vectors = least_replies  # of a sum, with those of nodes that fill up
         self._check_replies()
         if isinstance(mechanism, DiscreteMechanism) and mechanism.shares is not None:
-            sampler: Any = training.algorithm.sampler
             way_out = "lower it: so many clients must be online"
-            check_whole("least_survivors", mechanism.shares, at_most=sampler.population_size, way_out=way_out)
+            check_whole("least_survivors", mechanism.shares, at_most=self._sampler.population_size, way_out=way_out)
             self.least_vectors = max(least_replies, mechanism.shares)
+
+    @property
+    def _sampler(self) -> Any:
+        return self.training.algorithm.sampler
 
     def run(self, grid: Any, directory: str | Path, callbacks: Sequence[Callback] = ()) -> TrainResult:
         """Train over the grid. A run directory that an interrupted run has left is gone on with.
@@ -155,9 +141,7 @@ class AdaptiveClippingStrategy:
             self._read(folder.path)
         federated, problem = copy(self.training), copy(self.training.problem)
         problem.fast = replace(problem.fast, prefetch=False)  # a cohort is drawn when its round begins
-        sampler = self.training.algorithm.sampler
-        assert isinstance(sampler, PoissonSampler)
-        online = _OnlineNodes(sampler, lambda: self._online(grid))
+        online = _OnlineNodes(self._sampler, lambda: self._online(grid))
         federated.problem, federated.algorithm = problem, replace(self.training.algorithm, sampler=online)
         federated.backend = _Grid(self, grid, folder.path)
         federated.federation = self.told
@@ -174,8 +158,7 @@ class AdaptiveClippingStrategy:
 
     def _check_replies(self) -> None:
         """Refuse a `least_replies` that cohorts cannot have."""
-        sampler: Any = self.training.algorithm.sampler
-        way_out = "lower it, or raise cohort_size"
+        sampler, way_out = self._sampler, "lower it, or raise cohort_size"
         check_whole("least_replies", self.least_replies, at_most=sampler.cohort_size, way_out=way_out)
         if not self._enough(sampler.population_size):
             most = next((k for k in range(self.least_replies, 1, -1) if self._enough(sampler.population_size, k)), 0)
@@ -187,24 +170,21 @@ class AdaptiveClippingStrategy:
 
     def _enough(self, nodes: int, least: int | None = None) -> bool:
         """Whether cohorts drawn from so many nodes will do."""
-        least = self.least_replies if least is None else least
+        least = least or self.least_replies
         if nodes < least or not self.secure or self.noise_by_clients:
             return nodes >= max(least, self.least_vectors)
         from scipy.special import bdtr
 
-        sampler: Any = self.training.algorithm.sampler
-        rate = sampler.sampling.rate
+        rate = self._sampler.sampling.rate
         too_small = self.training.rounds * float(bdtr(least - 1, nodes, rate) - (1 - rate) ** nodes)
         # A run that stops there differs from one that goes on by this chance, whoever is in the data.
         return too_small * (1 + math.exp(min(self.training.planned.epsilon, 700))) <= _TOO_SMALL * self.training.delta
 
     def _online(self, grid: Any) -> list[int]:
         """The nodes that are online, once there are enough."""
-        told = False
+        if not self._enough(count := len(grid.get_node_ids())):
+            tell(f"waiting for more nodes: {count} are online, too few to draw a cohort of")
         while not self._enough(len(nodes := sorted(grid.get_node_ids()))):
-            if not told:
-                tell(f"waiting for more nodes: {len(nodes)} are online, too few to draw a cohort of")
-            told = True
             time.sleep(1.0)
         return nodes
 
@@ -216,9 +196,8 @@ class AdaptiveClippingStrategy:
             self.told["asked"], self.opened = int(kept["sums"]), int(kept["opened"])
             self.barred = {int(node) for node in kept["barred"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(
-                f"{str(folder / PARTICIPATIONS)!r} cannot be read", "restore it, or start a new run"
-            ) from error
+            what, way_out = f"{str(folder / PARTICIPATIONS)!r} cannot be read", "restore it, or start a new run"
+            raise RunError(what, way_out) from error
         self.asked = replace(self.asked, counts=counts)  # refuses a cap that is below what nodes were asked already
 
     def write(self, folder: Path) -> None:
@@ -318,8 +297,7 @@ class _Grid:
             time.sleep(strategy.pause)
         raise RunError(
             f"round {request.round_index} was abandoned {strategy.attempts} times, as too few nodes replied",
-            "start the nodes, with the app and upload of this server, raise the deadline or lower least_replies; then "
-            "run it again to go on",
+            "start nodes with this server's app, raise the deadline or lower least_replies; then run it again to go on",
         )
 
     def _plain(self, request: CohortRequest, nodes: list[int]) -> ClippedSum | None:
@@ -382,9 +360,8 @@ class _Grid:
             contents = {one: RecordDict({TOLD: told, CLIENTS: numbered(own)}) for one, own in values.items()}
             self._ask({order[one - 1]: content for one, content in contents.items()}, take)
 
-        def keys(node: int, content: RecordDict) -> bool:
-            (pair,) = bytes_in(content, KEYS).values()
-            return server.add_keys(number[node], (pair[:32], pair[32:]))
+        def taking(add: Callable[[int, dict[int, bytes]], bool], size: int) -> Take:
+            return lambda node, content: add(number[node], bytes_in(content, size))
 
         like = np.zeros(-(-code.dim * code.bits // 8), np.uint8)
 
@@ -395,21 +372,20 @@ class _Grid:
             return False
 
         try:
-            self._ask({node: told({"number": number[node], "fills-up": node in fill}) for node in order}, keys)
-            roster = {one: box + mask for one, (box, mask) in server.roster().items()}
-            everybody = dict.fromkeys(roster, roster)
-            stage("boxes", everybody, lambda node, got: server.add_boxes(number[node], bytes_in(got, BOX)))
-            boxes = server.boxes_for()
-            stage("masked", boxes, masked)
+            self._ask({node: told({"number": number[node], "fills-up": node in fill}) for node in order},
+                      taking(lambda one, keys: server.add_keys(one, *keys.values()), KEYS))  # fmt: skip
+            roster = server.roster()
+            stage("boxes", dict.fromkeys(roster, roster), taking(server.add_boxes, BOX))
+            stage("masked", server.boxes_for(), masked)
             alive, dead = server.survivors()
             if len(alive - {number[node] for node in fill}) < min(strategy.least_replies, len(nodes)):
                 return None
             if not strategy.noise_by_clients:
                 strategy.opened = request.round_index
                 strategy.write(self._folder)  # on disk before anybody is asked for shares
-            last: dict[int, dict[int, bytes]] = {one: {} for one in alive}
-            lists = {"alive": sorted(alive), "dead": sorted(dead)}
-            stage("answers", last, lambda node, got: server.add_answer(number[node], bytes_in(got, SHARE)), **lists)
+            nothing: dict[int, bytes] = {}
+            stage("answers", dict.fromkeys(alive, nothing), taking(server.add_answer, SHARE), alive=sorted(alive),
+                  dead=sorted(dead))  # fmt: skip
             return server.total().finished(request.clip, request.cohort.sampling)
         except RoundAbandoned:
             # Shares may still come: with another sum of this round the server could tell the two apart.
@@ -440,8 +416,7 @@ class _Grid:
             return 0
         ttl = 2 * self._strategy.deadline + 60  # clocks of machines differ
         messages = [Message(content, node, MessageType.TRAIN, ttl=ttl) for node, content in contents.items()]
-        ids = list(self._grid.push_messages(messages))
-        waiting = {name: node for name, node in zip(ids, contents, strict=True) if name}
+        waiting = {name: node for name, node in zip(self._grid.push_messages(messages), contents, strict=True) if name}
         count["not sent"] += len(contents) - len(waiting)
         end = time.monotonic() + self._strategy.deadline
         while waiting:

@@ -1,9 +1,16 @@
-"""The client's side of a federation: a mod that lets nothing leave an app's training function but a clipped update."""
+"""The nodes of a federation: a mod that lets nothing leave an app's training function but a clipped update.
+
+A request has the records `arrays` (the trained parameters by name), `config` (for the app's own function) and
+`clipline`; later stages of a secure sum have `clients`. A reply has one record: one array, or a few bytes for each of
+some clients. Whatever else is refused. `InProcessGrid` runs nodes without a network.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,26 +23,22 @@ from ..privacy.discrete_noise import discrete_event
 from ..privacy.events import NoSampling
 from ..random.discrete_gaussian import words_of
 from ..random.normal_numbers import SystemNormal
-from .encoders import SecureIntegers, packed, word_type
-from .flower_messages import (
-    CLIENTS,
-    COMPLAINT,
-    SHOWS_ERRORS,
-    TOLD,
-    Uploads,
-    bytes_reply,
-    declared,
-    encoder_for,
-    vector_reply,
-)
+from .encoders import Encoder, KeptShare, RotatedLevels, SecureIntegers, packed, word_type
 from .secure_sum import ClosedBoxes, SumClient, SumPlan
-from .simulated import SecureSum
+from .simulated import Quantised, RandomMask, SecureSum
 
 try:
-    from flwr.app import ConfigRecord, Context, Message, RecordDict
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
 except ImportError as error:
     raise RunError("federations need the package flwr", "install clipline[federation]") from error
 
+TOLD, CLIENTS, REPLY = "clipline", "clients", "reply"  # records of a request, and the one of a reply
+SHOWS_ERRORS = "shows-errors"  # in the config of a node whose owner wants to see them
+COMPLAINT = 1  # bytes of a complaint
+ENCODING = 2  # another number where encoders, rotations or masks change: machines with different ones must not mix
+
+Uploads = SecureSum | Quantised | RandomMask | None
 TrainFunction = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, TrainFunction], Message]
 
@@ -45,8 +48,8 @@ def clipped(upload: Uploads = None, *, least_replies: int = 2, noise_multiplier:
 
     The function gets the trained parameters as the record "arrays" and must reply with a record "arrays" of the same
     names. Nothing else of its reply leaves the node: no metric, no number of examples, no text of an error. If it
-    fails, the node sends an update of zero that was not within the clip. So does a simulated user. To see the error on
-    a node of your own, give it the node config `shows-errors=true`: the server then sees its text too.
+    fails, the node sends an update of zero that was not within the clip, as a simulated user does. A node with the
+    config `shows-errors=true` shows errors, to the server too.
 
     Args:
       upload: That of the server's `Training`: None, `Quantised`, `RandomMask` or `SecureSum`. The node answers no
@@ -112,7 +115,7 @@ def _answer(
     joint = _trained(message, context, call_next, clip)
     rng = np.random.default_rng()
     if not isinstance(upload, SecureSum):
-        return vector_reply(encoder_for(upload, len(joint) - 1).encode(joint, clip, round_index, rng))
+        return _vector_reply(encoder_for(upload, len(joint) - 1).encode(joint, clip, round_index, rng))
 
     numbers = float(told["stddev"]), float(told["length"]), float(told["bit-weight"])
     code = SecureIntegers(len(joint) - 1, upload.bits, *numbers, most_users=1)
@@ -125,9 +128,9 @@ def _answer(
     noise = None if upload.least_survivors is None else words_of(SystemNormal())
     vector = code.encode(joint, clip, round_index, rng, noise, shares)
     client = SumClient(int(told["number"]), plan)
-    box, mask = client.keys()
+    keys = client.keys()
     _keep(context, client, vector.tobytes())
-    return bytes_reply({client.number: box + mask})
+    return _bytes_reply({client.number: keys})
 
 
 def _go_on(content: RecordDict, context: Context) -> RecordDict:
@@ -137,16 +140,16 @@ def _go_on(content: RecordDict, context: Context) -> RecordDict:
     if told["round-id"] != client.plan.round_id:
         raise RunError("this is a stage of another round")
     if told["stage"] == "answers":
-        return bytes_reply(client.answer(told["alive"], told["dead"]))
+        return _bytes_reply(client.answer(told["alive"], told["dead"]))
     own = {int(number): value for number, value in content[CLIENTS].items()}
     if told["stage"] == "boxes":
-        reply = bytes_reply(client.boxes({number: (keys[:32], keys[32:]) for number, keys in own.items()}))
+        reply = _bytes_reply(client.boxes(own))
     else:
         words: NDArray[np.unsignedinteger] = np.frombuffer(vector, word_type(client.plan.bits))
         try:
-            reply, vector = vector_reply(packed(client.masked(own, words), client.plan.bits)), b""
+            reply, vector = _vector_reply(packed(client.masked(own, words), client.plan.bits)), b""
         except ClosedBoxes as error:  # says so, and is out of the round
-            return bytes_reply(dict.fromkeys(error.senders, bytes(COMPLAINT)))
+            return _bytes_reply(dict.fromkeys(error.senders, bytes(COMPLAINT)))
     _keep(context, client, vector)
     return reply
 
@@ -176,3 +179,114 @@ def _trained(message: Message, context: Context, call_next: TrainFunction, clip:
 
 def _flat(arrays: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
     return torch.cat([arrays[name].reshape(-1).double() for name in names])
+
+
+# Messages
+
+
+def declared(upload: Uploads) -> str:
+    """What server and client must have in common about an upload, to compare."""
+    return f"encoding {ENCODING}: {upload}"
+
+
+def encoder_for(upload: Uploads, dim: int) -> Encoder:
+    """The encoder of an upload that the server decodes."""
+    if isinstance(upload, Quantised):
+        return RotatedLevels(dim, upload.bits)
+    return KeptShare(dim, upload.share if isinstance(upload, RandomMask) else 1.0)
+
+
+def numbered(values: Mapping[int, bytes]) -> ConfigRecord:
+    """Bytes by numbers of clients, as a record."""
+    return ConfigRecord({str(number): value for number, value in values.items()})
+
+
+def _vector_reply(vector: NDArray[Any]) -> RecordDict:
+    raw = Array(str(vector.dtype), vector.shape, "raw", np.ascontiguousarray(vector).tobytes())
+    return RecordDict({REPLY: ArrayRecord({"vector": raw})})
+
+
+def _bytes_reply(values: Mapping[int, bytes]) -> RecordDict:
+    return RecordDict({REPLY: numbered(values)})
+
+
+def vector_in(content: RecordDict, like: NDArray[Any]) -> NDArray[Any]:
+    """The array of a reply, as many bytes as `like`. What the reply says of its shape is not read.
+
+    Raises:
+      Exception: For anything else, as `bytes_in` does.
+    """
+    (data,) = [array.data for array in _only(content, ArrayRecord).values()]
+    if len(data) != like.nbytes:
+        raise ValueError
+    return np.frombuffer(data, like.dtype).reshape(like.shape)
+
+
+def bytes_in(content: RecordDict, size: int) -> dict[int, bytes]:
+    """The bytes of a reply by numbers, each of this size."""
+    found = {int(number): value for number, value in _only(content, ConfigRecord).items()}
+    if not all(isinstance(value, bytes) and len(value) == size for value in found.values()):
+        raise ValueError
+    return found
+
+
+def _only(content: RecordDict, kind: type) -> Any:
+    (name,) = content
+    if name != REPLY or not isinstance(content[name], kind):
+        raise ValueError
+    return content[name]
+
+
+class InProcessGrid:
+    """A grid whose nodes run `app`, one after the other, each when its reply is asked for.
+
+    `nodes` has the node config of each node; `partition-id` counts them. An error of the app is raised and ends the
+    run, as it is yours to see here; `shows_errors=False` turns it into an error reply, as Flower does.
+    """
+
+    def __init__(
+        self, app: Callable[[Message, Context], Message], nodes: int, run_config: Mapping[str, Any] | None = None, *,
+        shows_errors: bool = True,
+    ) -> None:  # fmt: skip
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.app, self.shows_errors = app, shows_errors
+        self.contexts = {
+            1000 + place: Context(
+                run_id=1, node_id=1000 + place, state=RecordDict(), run_config=dict(run_config or {}),
+                node_config={"partition-id": place, "num-partitions": nodes, SHOWS_ERRORS: shows_errors},
+            )
+            for place in range(nodes)
+        }  # fmt: skip
+        self._waiting: dict[str, Message] = {}
+        self._ids = itertools.count(1)
+
+    def get_node_ids(self) -> list[int]:
+        """All of them are online."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Take messages, of which each gets an id."""
+        ids = []
+        for message in messages:
+            ids.append(f"message {next(self._ids)}")
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            self._waiting[ids[-1]] = message
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """The replies to these messages, once each."""
+        asked = [self._waiting.pop(name) for name in list(message_ids) if name in self._waiting]
+        return [self.reply(message) for message in asked]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Both at once, for strategies of Flower's own."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def reply(self, message: Message) -> Message:
+        """What the node answers that the message is for."""
+        try:
+            return self.app(message, self.contexts[message.metadata.dst_node_id])
+        except Exception:
+            if self.shows_errors:
+                raise
+            return Message(Error(0, "the app failed"), reply_to=message)

@@ -18,10 +18,10 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,16 +40,16 @@ try:
 except ImportError as error:
     raise RunError("secure sums need the package cryptography", "install clipline[federation]") from error
 
-Keys = tuple[bytes, bytes]  # public, for boxes and for masks: 32 bytes each
 Boxes = Mapping[int, bytes]  # by the other client's number
 Answer = Mapping[int, bytes]  # a share, by the number of the client whose secret it is of
 
 PRIME = (1 << 521) - 1  # shares are numbers below it
-_SHARE = 66  # bytes of a share
-_NONCE = 12
-_BOX = _NONCE + 2 * _SHARE + 16  # bytes of a box of two shares
+KEYS, SHARE, NONCE = 64, 66, 12  # bytes of two public keys (for boxes, for masks), of a share, and before a box
+BOX = NONCE + 2 * SHARE + 16
+T = TypeVar("T")
+_private = X25519PrivateKey.from_private_bytes
 _TRIES = 64  # sets of clients whose shares are put together, before a secret is given up
-_LARGEST_NUMBER = (1 << 64) - 1  # of a client
+_NUMBERS = range(1, 1 << 64)  # of clients
 
 
 class RoundAbandoned(RunError):
@@ -93,30 +93,26 @@ class SumClient:
     """One client in one round: `keys`, `boxes`, `masked` and `answer`, once each and in this order."""
 
     def __init__(self, number: int, plan: SumPlan) -> None:
-        if not 0 < number <= _LARGEST_NUMBER:
+        if number not in _NUMBERS:
             raise refuse("number", number, "above 0 and below 2^64", "give one that no other client has")
         self.number, self.plan = number, plan
         self._box_key, self._mask_key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self._own = secrets.token_bytes(32)  # seed of the client's own mask
-        self._roster: dict[int, Keys] = {}
+        self._roster: dict[int, bytes] = {}
         self._received: dict[int, bytes] = {}
         self._stage = 0
 
-    def __repr__(self) -> str:
-        return f"SumClient({self.number})"  # nothing secret
-
-    def keys(self) -> Keys:
+    def keys(self) -> bytes:
         """The public keys."""
         self._next(0)
-        return _public(self._box_key), _public(self._mask_key)
+        return self._public
 
-    def boxes(self, roster: Mapping[int, Keys]) -> dict[int, bytes]:
+    def boxes(self, roster: Mapping[int, bytes]) -> dict[int, bytes]:
         """A box of shares for every other client, from everybody's public keys."""
         self._next(1)
-        mine = (_public(self._box_key), _public(self._mask_key))
-        if roster.get(self.number) != mine or len({key for keys in roster.values() for key in keys}) != 2 * len(roster):
+        if roster.get(self.number) != self._public or len(_singly(roster.values())) != 2 * len(roster):
             raise _refused("the list of keys is not what was sent")
-        if not all(0 < number <= _LARGEST_NUMBER for number in roster):
+        if not all(number in _NUMBERS for number in roster):
             raise _refused("the list of keys has numbers that no client has")
         if len(roster) < self.plan.least_survivors or 2 * self.plan.threshold <= len(roster):
             raise _refused(f"{len(roster)} clients do not fit the plan")
@@ -142,13 +138,12 @@ class SumClient:
         if closed := [other for other, shares in opened.items() if not shares]:
             raise ClosedBoxes(closed)
         self._received |= opened
-        total, generator = vector.copy(), _Masks(self.plan)
-        generator.add(total, _derived(self._own, "own", self.plan, self.number))
+        total, masks = vector.copy(), _Masks(self.plan)
+        masks.add(total, _derived(self._own, "own", self.plan, self.number))
         for other in boxes:
-            key = _common(self._mask_key, self._roster[other][1], "pair", self.plan, self.number, other)
-            generator.add(total, key, negative=self.number > other)
+            masks.add(total, self._common("pair", other), negative=self.number > other)
         self._own = b""  # whoever takes this client over now cannot take the mask off
-        total &= word(_below(self.plan.bits))  # else carries of the sum would tell how many numbers were negative
+        total &= word((1 << self.plan.bits) - 1)  # else carries of the sum would tell how many numbers were negative
         return total
 
     def answer(self, alive: Iterable[int], dead: Iterable[int]) -> dict[int, bytes]:
@@ -162,28 +157,31 @@ class SumClient:
             raise _refused("the lists of living and dead do not fit those who took part")
         if len(living) < self.plan.least_survivors:
             raise _refused(f"only {len(living)} clients are left")
-        return {other: share[:_SHARE] if other in living else share[_SHARE:] for other, share in self._received.items()}
+        return {other: share[:SHARE] if other in living else share[SHARE:] for other, share in self._received.items()}
 
     def to_json(self) -> str:
         """Everything, secrets too, for a client whose process ends between two stages. It must not leave the client."""
         plan = {**vars(self.plan), "round_id": self.plan.round_id.hex()}
-        keys = [key.private_bytes_raw().hex() for key in (self._box_key, self._mask_key)]
-        roster = {other: [key.hex() for key in keys] for other, keys in self._roster.items()}
-        received = {other: shares.hex() for other, shares in self._received.items()}
-        return json.dumps([self.number, plan, keys, self._own.hex(), roster, received, self._stage])
+        own = [key.hex() for key in (self._box_key.private_bytes_raw(), self._mask_key.private_bytes_raw(), self._own)]
+        known = [{other: data.hex() for other, data in held.items()} for held in (self._roster, self._received)]
+        return json.dumps([self.number, self._stage, plan, own, known])
 
     @classmethod
     def from_json(cls, text: str) -> SumClient:
         """The client that `to_json` wrote. Take what is written up once only: then no stage is answered twice."""
-        number, plan, keys, own, roster, received, stage = json.loads(text)
+        number, stage, plan, own, known = json.loads(text)
         client = cls(number, SumPlan(**{**plan, "round_id": bytes.fromhex(plan["round_id"])}))
-        client._box_key, client._mask_key = (X25519PrivateKey.from_private_bytes(bytes.fromhex(key)) for key in keys)
-        client._own, client._stage = bytes.fromhex(own), stage
-        client._roster = {
-            int(other): (bytes.fromhex(box), bytes.fromhex(mask)) for other, (box, mask) in roster.items()
-        }
-        client._received = {int(other): bytes.fromhex(shares) for other, shares in received.items()}
+        box_key, mask_key, client._own = map(bytes.fromhex, own)
+        client._box_key, client._mask_key = _private(box_key), _private(mask_key)
+        client._roster, client._received = (
+            {int(other): bytes.fromhex(data) for other, data in held.items()} for held in known
+        )
+        client._stage = stage
         return client
+
+    @property
+    def _public(self) -> bytes:
+        return _public(self._box_key) + _public(self._mask_key)
 
     def _next(self, stage: int) -> None:
         if stage != self._stage:
@@ -191,19 +189,22 @@ class SumClient:
         self._stage += 1
 
     def _closed(self, other: int, shares: bytes) -> bytes:
-        nonce = secrets.token_bytes(_NONCE)
-        return nonce + bytes(self._cipher(other).encrypt(nonce, shares, _names(self.plan, self.number, other)))
+        nonce = secrets.token_bytes(NONCE)
+        cipher = AESGCM(self._common("box", other))
+        return nonce + bytes(cipher.encrypt(nonce, shares, _names(self.plan, self.number, other)))
 
     def _opened(self, other: int, box: bytes) -> bytes:
         """The two shares in a box; nothing if it was changed, or holds anything else."""
+        cipher = AESGCM(self._common("box", other))
         try:
-            shares = self._cipher(other).decrypt(box[:_NONCE], box[_NONCE:], _names(self.plan, other, self.number))
+            shares = cipher.decrypt(box[:NONCE], box[NONCE:], _names(self.plan, other, self.number))
         except (InvalidTag, ValueError):
             return b""
-        return bytes(shares) if len(shares) == 2 * _SHARE else b""
+        return bytes(shares) if len(shares) == 2 * SHARE else b""
 
-    def _cipher(self, other: int) -> AESGCM:
-        return AESGCM(_common(self._box_key, self._roster[other][0], "box", self.plan, self.number, other))
+    def _common(self, purpose: str, other: int) -> bytes:
+        key, first = (self._box_key, 0) if purpose == "box" else (self._mask_key, 32)
+        return _common(key, self._roster[other][first : first + 32], purpose, self.plan, self.number, other)
 
 
 class SumServer:
@@ -216,34 +217,23 @@ class SumServer:
 
     def __init__(self, plan: SumPlan) -> None:
         self.plan = plan
-        self._keys: dict[int, Keys] = {}
-        self._boxes: dict[int, dict[int, bytes]] = {}  # by sender, then receiver
+        self._keys: dict[int, bytes] = {}
+        self._boxes: dict[int, Boxes] = {}  # by sender, then receiver
         self._sum: NDArray[np.unsignedinteger] = np.zeros(plan.dim, word_type(plan.bits))  # masked
         self._alive: set[int] = set()
-        self._answers: dict[int, dict[int, bytes]] = {}
+        self._answers: dict[int, Answer] = {}
         self._complaints: dict[int, frozenset[int]] = {}
         self._unfit: set[int] = set()  # whose secret does not come out of its shares
         self._stage = 0
 
-    def __repr__(self) -> str:
-        return f"SumServer(stage {self._stage + 1} of 4)"
-
-    def add_keys(self, number: int, keys: Keys) -> bool:
+    def add_keys(self, number: int, keys: bytes) -> bool:
         """Stage 1."""
-        known = {key for pair in self._keys.values() for key in pair}
-        fits = isinstance(number, int) and 0 < number <= _LARGEST_NUMBER and number not in self._keys
-        fits = (
-            fits
-            and isinstance(keys, tuple | list)
-            and len(keys) == 2
-            and all(isinstance(key, bytes) and len(key) == 32 for key in keys)
-        )
-        if self._stage != 0 or not fits or known & set(keys) or keys[0] == keys[1] or not all(map(_is_key, keys)):
+        if number not in _NUMBERS or not _are_bytes({number: keys}, {number}, KEYS):
             return False
-        self._keys[number] = (keys[0], keys[1])
-        return True
+        fits = len(_singly([*self._keys.values(), keys])) == 2 * len(self._keys) + 2
+        return self._kept(0, self._keys, number, fits and all(map(_is_key, _singly([keys]))), keys)
 
-    def roster(self) -> dict[int, Keys]:
+    def roster(self) -> dict[int, bytes]:
         """Everybody's keys, for all who sent theirs."""
         self._close(0, len(self._keys))
         if 2 * self.plan.threshold <= len(self._keys):
@@ -253,13 +243,8 @@ class SumServer:
 
     def add_boxes(self, number: int, boxes: Boxes) -> bool:
         """Stage 2."""
-        fits = number in self._keys and number not in self._boxes and isinstance(boxes, Mapping)
-        fits = fits and boxes.keys() == self._keys.keys() - {number}
-        fits = fits and all(isinstance(box, bytes) and len(box) == _BOX for box in boxes.values())
-        if self._stage != 1 or not fits:
-            return False
-        self._boxes[number] = dict(boxes)
-        return True
+        fits = number in self._keys and _are_bytes(boxes, self._keys.keys() - {number}, BOX)
+        return self._kept(1, self._boxes, number, fits, boxes)
 
     def boxes_for(self) -> dict[int, dict[int, bytes]]:
         """For each who sent boxes, the boxes of the others who did, by sender."""
@@ -281,11 +266,8 @@ class SumServer:
     def add_complaint(self, number: int, senders: Iterable[int]) -> bool:
         """Stage 3, of a client who has no vector to send, since it cannot open these clients' boxes."""
         accused = frozenset(senders)
-        fits = number in self._boxes.keys() - self._alive and number not in self._complaints
-        if self._stage != 2 or not fits or not accused or not accused <= self._boxes.keys() - {number}:
-            return False
-        self._complaints[number] = accused
-        return True
+        fits = number in self._boxes.keys() - self._alive and bool(accused)
+        return self._kept(2, self._complaints, number, fits and accused <= self._boxes.keys() - {number}, accused)
 
     @property
     def suspects(self) -> set[int]:
@@ -300,12 +282,8 @@ class SumServer:
 
     def add_answer(self, number: int, answer: Answer) -> bool:
         """Stage 4."""
-        fits = number in self._alive and number not in self._answers and isinstance(answer, Mapping)
-        fits = fits and answer.keys() == self._boxes.keys()
-        if self._stage != 3 or not fits or not all(isinstance(s, bytes) and len(s) == _SHARE for s in answer.values()):
-            return False
-        self._answers[number] = dict(answer)
-        return True
+        fits = number in self._alive and _are_bytes(answer, self._boxes.keys(), SHARE)
+        return self._kept(3, self._answers, number, fits, answer)
 
     def total(self) -> ModularSum:
         """The sum of the vectors of all who are alive: PRIVATE."""
@@ -317,12 +295,12 @@ class SumServer:
             if number in self._alive:
                 masks.add(self._sum, _derived(secret, "own", self.plan, number), negative=True)
                 continue
-            key = X25519PrivateKey.from_private_bytes(secret)
+            key = _private(secret)
             for other in self._alive:  # takes off what the other has added
-                common = _common(key, self._keys[other][1], "pair", self.plan, number, other)
+                common = _common(key, self._keys[other][32:], "pair", self.plan, number, other)
                 masks.add(self._sum, common, negative=other < number)
         found = ModularSum(self.plan.dim, self.plan.bits)
-        found.add(self._sum & self._sum.dtype.type(_below(self.plan.bits)))
+        found.add(self._sum & self._sum.dtype.type((1 << self.plan.bits) - 1))
         self._sum = np.zeros_like(self._sum)
         return found
 
@@ -336,7 +314,9 @@ class SumServer:
                 if some is not chosen:
                     chosen, weights = some, lagrange(some)
                 secret = combined({sender: self._answers[sender][number] for sender in some}, weights)
-                if secret is not None and (number in self._alive or self._is_key_of(number, secret)):
+                if secret is None:
+                    continue
+                if number in self._alive or _public(_private(secret)) == self._keys[number][32:]:
                     found[number] = secret
                     break
         self._unfit = self._boxes.keys() - found.keys()
@@ -344,8 +324,11 @@ class SumServer:
             raise RoundAbandoned(f"the shares of {len(self._unfit)} clients' secrets do not fit together")
         return found
 
-    def _is_key_of(self, number: int, secret: bytes) -> bool:
-        return _public(X25519PrivateKey.from_private_bytes(secret)) == self._keys[number][1]
+    def _kept(self, stage: int, held: dict[int, T], number: int, fits: bool, value: T) -> bool:
+        """Keep a message that fits, of a client who has sent none in this stage."""
+        if taken := self._stage == stage and fits and number not in held:
+            held[number] = value
+        return taken
 
     def _close(self, stage: int, left: int) -> None:
         if stage != self._stage:
@@ -385,7 +368,7 @@ def split(secret: bytes, threshold: int, numbers: Iterable[int]) -> dict[int, by
         value = 0
         for factor in reversed(factors):
             value = (value * number + factor) % PRIME
-        shares[number] = value.to_bytes(_SHARE, "big")
+        shares[number] = value.to_bytes(SHARE, "big")
     return shares
 
 
@@ -407,9 +390,16 @@ def combined(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes |
     return None if value >> 256 else value.to_bytes(32, "big")
 
 
-def _below(bits: int) -> int:
-    """The largest number below the modulus."""
-    return (1 << bits) - 1
+def _are_bytes(values: object, numbers: Collection[int], size: int) -> bool:
+    """Whether a message has bytes of this size for each of these clients, and nothing else."""
+    if not isinstance(values, Mapping) or values.keys() != set(numbers):
+        return False
+    return all(isinstance(value, bytes) and len(value) == size for value in values.values())
+
+
+def _singly(pairs: Iterable[bytes]) -> set[bytes]:
+    """The public keys of which these are pairs."""
+    return {pair[first : first + 32] for pair in pairs for first in (0, 32)}
 
 
 def _public(key: X25519PrivateKey) -> bytes:

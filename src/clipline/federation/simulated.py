@@ -62,14 +62,10 @@ class SecureSum:
         """Algorithm and backend of a training whose users upload in this way."""
         plain = _plain_mechanism(training)
         code = secure_integers(
-            training.dim,
-            self.bits,
-            cohort_size=training.cohort_size,
-            noise_multiplier=plain.noise_multiplier,
-            count_stddev=plain.count_stddev,
+            training.dim, self.bits, cohort_size=training.cohort_size, noise_multiplier=plain.noise_multiplier,
+            count_stddev=plain.count_stddev, survivors=self.least_survivors,
             fixed_size=isinstance(training.algorithm.sampler.sampling, FixedSizeSampling),
-            survivors=self.least_survivors,
-        )
+        )  # fmt: skip
         mechanism = DiscreteMechanism(
             plain.cohort_size, plain.noise_multiplier, plain.count_stddev, code=code, shares=self.least_survivors
         )
@@ -79,10 +75,8 @@ class SecureSum:
             t, sums, least = request.round_index, ModularSum(code.dim, code.bits), self.least_survivors or 0
             rounding, noise = streams.rounding(t), words_of(streams.shares(t)) if least else None
             # In a cohort that is too small, clients who have nothing to say send their shares of the noise.
-            nothing = repeat(
-                torch.zeros(training.dim + 1, dtype=torch.float64), max(least - len(request.cohort.users), 0)
-            )
-            for vector in chain(vectors, nothing):
+            zeros = torch.zeros(training.dim + 1, dtype=torch.float64)
+            for vector in chain(vectors, repeat(zeros, max(least - len(request.cohort.users), 0))):
                 sums.add(code.encode(vector, request.clip, t, rounding, noise, max(least, 1)))
             return sums.finished(request.clip, request.cohort.sampling)
 
@@ -148,11 +142,7 @@ class UploadBackend:
 
     trainer: LocalTrainer
     total: Totals
-
-    @property
-    def size(self) -> int:
-        """One process."""
-        return 1
+    size = 1  # process
 
     @contextmanager
     def running(self) -> Iterator[None]:

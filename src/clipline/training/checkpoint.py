@@ -157,15 +157,12 @@ class CheckpointWriter:
         circumstances: object,
         ready: torch.cuda.Event | None,
     ) -> None:
-        metadata = {**metadata, "circumstances": str(circumstances)}
-        if ready is None:
-            _write(self._path, tensors, metadata)
-            return
-        device = next(iter(tensors.values())).device
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):  # a copy on the stream of the rounds would hold them up
+        stream: Any = None
+        if ready is not None:  # a copy on the stream of the rounds would hold them up
+            stream = torch.cuda.Stream(tensors["params"].device)  # type: ignore[no-untyped-call]
             stream.wait_event(ready)
-            _write(self._path, tensors, metadata)
+        with torch.cuda.stream(stream):  # None does nothing
+            _write(self._path, tensors, {**metadata, "circumstances": str(circumstances)})
 
 
 class DamagedError(RunError):
@@ -220,14 +217,9 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", circumstance
             check_whole("round_index", int(metadata["round_index"]), at_least=0, way_out="none"),
         )
         params = tensors.pop("params")
-        kept = [f"{_NOISE}{number}" for number in range(len(tensors))]
-        earlier = tuple(tensors.pop(name) for name in kept if name in tensors)
-        noise = None
-        if (known := json.loads(metadata.get("noise", "null"))) is not None:
-            index, vectors = known
-            noise = NoiseState(clip.round_index, index, earlier)
-            if len(earlier) != vectors:
-                raise KeyError(_NOISE)
+        index, vectors = json.loads(metadata["noise"]) or (None, 0)
+        earlier = tuple(tensors.pop(f"{_NOISE}{number}") for number in range(vectors))
+        noise = None if index is None else NoiseState(clip.round_index, index, earlier)
         server = {
             name.removeprefix("server."): tensor for name, tensor in tensors.items() if not name.startswith(_PERSONAL)
         }
@@ -325,52 +317,38 @@ def code_fingerprint(*things: Any) -> str:
 
     What comes from installed packages goes by its name, and so does what has no code in Python.
     """
-    digest, known = hashlib.sha256(), set[int]()
+    known = set[int]()
 
-    def add(thing: Any, module: str | None) -> None:
+    def told(thing: Any, module: str | None) -> str:
         if isinstance(thing, partial):
-            for used in (*thing.args, *thing.keywords.items()):
-                add(used, module)
-        thing = inspect.unwrap(thing.func if isinstance(thing, partial) else thing)
+            return "".join(told(one, module) for one in (thing.func, *thing.args, *thing.keywords.items()))
+        thing = inspect.unwrap(thing)
         thing = getattr(thing, "__func__", thing)  # of a method
         if isinstance(thing, CodeType):
-            constants = [one for one in thing.co_consts if not isinstance(one, CodeType)]
-            digest.update(repr((thing.co_code, thing.co_names, [_steady(one) for one in constants])).encode())
-            for one in thing.co_consts:
-                if isinstance(one, CodeType):
-                    add(one, module)
-            return
+            constants = [told(one, module) if isinstance(one, CodeType) else _steady(one) for one in thing.co_consts]
+            return repr((thing.co_code, thing.co_names, constants))
+        if isinstance(thing, _PLAIN):
+            return _steady(thing)
         if not isinstance(thing, type | FunctionType):
-            if isinstance(thing, _PLAIN):
-                digest.update(_steady(thing).encode())
-                return
-            held = {**getattr(thing, "__dict__", {}), "training": None}  # a mode, set while it is used
-            digest.update(
-                repr([(name, _steady(one)) for name, one in held.items() if isinstance(one, _PLAIN)]).encode()
-            )
-            thing = type(thing)
-        digest.update(thing.__qualname__.encode())
-        if id(thing) in known or (module is not None and thing.__module__ != module) or _installed(thing.__module__):
-            return
+            held = {
+                name: _steady(one) for name, one in getattr(thing, "__dict__", {}).items() if isinstance(one, _PLAIN)
+            }
+            held.pop("training", None)  # a mode, set while it is used
+            return repr(held) + told(type(thing), module)
+        away = (module is not None and thing.__module__ != module) or _installed(thing.__module__)
+        if id(thing) in known or away:
+            return thing.__qualname__
         known.add(id(thing))
-        parts = [*vars(thing).items()] if isinstance(thing, type) else [("", thing.__code__)]
-        for name, part in parts:
-            part = part.fget if isinstance(part, property) else getattr(part, "__func__", part)
-            if not name.startswith("__") or isinstance(part, FunctionType):
-                add(part, thing.__module__)
         if isinstance(thing, type):
-            for base in thing.__bases__:
-                add(base, None)
-            return
-        for used in (*(thing.__defaults__ or ()), *inspect.getclosurevars(thing).nonlocals.values()):
-            add(used, thing.__module__)
-        for name in thing.__code__.co_names:
-            if name in thing.__globals__:
-                add(thing.__globals__[name], thing.__module__)
+            own = [part for name, part in vars(thing).items() if name[:2] != "__" or isinstance(part, FunctionType)]
+            used = [part.fget if isinstance(part, property) else getattr(part, "__func__", part) for part in own]
+        else:
+            used = [thing.__code__, *(thing.__defaults__ or ()), *inspect.getclosurevars(thing).nonlocals.values()]
+            used += [thing.__globals__[name] for name in thing.__code__.co_names if name in thing.__globals__]
+        bases = [told(base, None) for base in getattr(thing, "__bases__", ())]
+        return "".join([thing.__qualname__, *(told(one, thing.__module__) for one in used), *bases])
 
-    for thing in things:
-        add(thing, None)
-    return digest.hexdigest()[:32]
+    return hashlib.sha256("".join(told(one, None) for one in things).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 _PLAIN = (int, float, str, bytes, bool, tuple, frozenset, type(None))  # compared by their values

@@ -157,13 +157,8 @@ def _clip_findings(
     well = not metric and _near_best(judged, known)
     target = known.target
     pairs = [(clip, one["fraction_within"]) for one in rounds if (clip := one.get("clip")) is not None]
-    if (
-        target is None
-        or not known.cohort_size
-        or not pairs
-        or len(pairs) < len(rounds)
-        or any(f is None for _, f in pairs)
-    ):
+    complete = 0 < len(pairs) == len(rounds) and all(fraction is not None for _, fraction in pairs)
+    if target is None or not known.cohort_size or not complete:
         return []
     clips, fractions = [float(clip) for clip, _ in pairs], [float(fraction) for _, fraction in pairs]
     noise = math.hypot((known.count_stddev or 0.0) / known.cohort_size, 0.5 / math.sqrt(known.cohort_size))
@@ -196,16 +191,13 @@ def _clip_findings(
         after = clips[arrived:]
         far = GROWN if main_metric(rounds, known) is not None else VANISHED
         if clips[-1] >= far * after[0]:
-            said = (
-                f"The clip ran away: from {after[0]:.2g}, where it had arrived, to {clips[-1]:.2g}, and the noise with"
-            )
-            return [Finding("clip_ran_away", f"{said} it. Lower the server's learning rate, or the quantile.")]
+            span = f"from {after[0]:.2g}, where it had arrived, to {clips[-1]:.2g}"
+            way_out = "Lower the server's learning rate, or the quantile."
+            return [Finding("clip_ran_away", f"The clip ran away: {span}, and the noise with it. {way_out}")]
         if clips[-1] * far <= max(after):
-            said = (
-                f"The clip fell from {max(after):.2g} to {clips[-1]:.2g}: users' updates have all but vanished. Either"
-            )
-            said += " nothing is left to learn, or the model is stuck: then lower the server's learning rate."
-            return [Finding("clip_fell", said)]
+            span = f"from {max(after):.2g} to {clips[-1]:.2g}"
+            way_out = "Either nothing is left to learn, or the model is stuck: then lower the server's learning rate."
+            return [Finding("clip_fell", f"The clip fell {span}: users' updates have all but vanished. {way_out}")]
     if not known.ended or not far_off:
         return []
     share = f"{min(max(within, 0), 1):.0%} of the updates are within, and {target:.0%} should be"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +26,6 @@ from .diagnosis import LAST, RELEASED, WITHOUT_MODEL, Known, main_metric
 from .result import Metrics, RoundReport
 
 if TYPE_CHECKING:
-    from .result import TrainResult
     from .training import Training
 
 EvaluateModel = Callable[[nn.Module], Mapping[str, float]]  # the metrics of a model, on data of its own
@@ -122,8 +120,6 @@ class Evaluate(Measuring):
         batch_size: int = 256,
         keep_best: bool | str = False,
     ) -> None:
-        if not isinstance(keep_best, bool | str):
-            raise refuse("keep_best", keep_best, "True, False or the name of a metric", "give keep_best=True")
         self.keep_best = keep_best
         if isinstance(test, Population):
             if metric is None:
@@ -236,14 +232,21 @@ class Evaluate(Measuring):
         return _named_numbers(self._evaluate, self._model)
 
 
-def _named_numbers(evaluate: EvaluateModel, model: nn.Module) -> Metrics:
-    """What a function of the model measures."""
+@contextmanager
+def _explained(what: str, fields: Iterable[str], way_out: str) -> Iterator[None]:
+    """Within, an error of the caller's own function says whose it is."""
     try:
-        found = evaluate(model)
+        yield
     except CliplineError:
         raise
     except Exception as error:
-        raise failed(f"test function {_name(evaluate)!r}", error, (), "mend it, or try it on the model") from error
+        raise failed(what, error, fields, way_out) from error
+
+
+def _named_numbers(evaluate: EvaluateModel, model: nn.Module) -> Metrics:
+    """What a function of the model measures."""
+    with _explained(f"test function {_name(evaluate)!r}", (), "mend it, or try it on the model"):
+        found = evaluate(model)
     try:
         return {name: float(value) for name, value in found.items()}
     except (AttributeError, TypeError, ValueError):
@@ -263,12 +266,8 @@ def averages(
     for start in range(0, total, batch_size):
         stop = min(start + batch_size, total)
         batch = examples.between(start, stop)
-        try:
+        with _explained(f"metric {_name(metric)!r}", batch, "mend it, or measure other users"):
             values = metric(model, batch)
-        except CliplineError:
-            raise
-        except Exception as error:
-            raise failed(f"metric {_name(metric)!r}", error, batch, "mend it, or measure other users") from error
         named = values if isinstance(values, Mapping) else {_name(metric): values}
         _check_names(named)
         if sums and named.keys() != sums.keys():
@@ -341,8 +340,6 @@ class EarlyStopping(Callback):
         check_choice("mode", self.mode, ("min", "max"))
         self.patience = check_whole("patience", patience, at_least=1, way_out="count measurements, not rounds")
         self.min_delta = check_number("min_delta", min_delta, at_least=0, way_out="0 takes any improvement")
-        if not isinstance(restore_best, bool):
-            raise refuse("restore_best", restore_best, "True or False", "True gives the best model")
         self.restore_best = restore_best
         self._begin()
 
@@ -379,14 +376,6 @@ class EarlyStopping(Callback):
             return
         self._since = 0 if self._best.take(report, state) else self._since + 1
         self.stop_requested = self._since >= self.patience
-
-    def on_end(self, result: TrainResult) -> None:
-        """Tell of a run in which there was nothing to compare."""
-        if result.reports and not any(self.metric in report.metrics for report in result.reports):
-            warnings.warn(
-                f"EarlyStopping({self.metric!r}) had nothing to compare: give Evaluate a metric of that name",
-                stacklevel=2,
-            )
 
     def check_metrics(self, measuring: Sequence[Measuring], known: Known | None = None) -> None:
         """Refuse a metric of which it is known before the first round that nothing measures it."""

@@ -147,7 +147,9 @@ class Compute:
         try:
             device = torch.device(name)
         except RuntimeError:
-            raise refuse("device", name, "auto, cpu or cuda", _device_meant(name)) from None
+            meant = "cuda" if re.match("gpu|nvidia", name.lower()) else name
+            way_out = nearest(meant, SETTINGS["device"].choices)
+            raise refuse("device", name, "auto, cpu or cuda", way_out) from None
         if device.type not in ("cpu", "cuda"):
             raise refuse("device", name, "auto, cpu or cuda (sums are kept in float64)", "use cpu")
         if device.type == "cuda" and not torch.cuda.is_available():
@@ -155,12 +157,6 @@ class Compute:
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             last = torch.cuda.device_count() - 1
             raise refuse("device", name, f"one of those that torch finds, cuda:0 to cuda:{last}", "use cuda or auto")
-
-
-def _device_meant(name: str) -> str:
-    """A way out for a word that is no device of torch."""
-    kind = "cuda" if re.match("gpu|nvidia", name.lower()) else name
-    return nearest(kind, SETTINGS["device"].choices)
 
 
 def _device(name: torch.device | str, parameters: int) -> torch.device:

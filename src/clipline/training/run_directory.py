@@ -82,6 +82,10 @@ class RunDirectory(Callback):
       >>> training.run([cl.RunDirectory("runs/rides"), cl.StopOnInterrupt()])
     """
 
+    _training: Training  # from `_open` to `close`, and the next two
+    _checkpoints: CheckpointWriter
+    _circumstances: Circumstances
+
     def __init__(
         self,
         path: str | Path,
@@ -105,8 +109,7 @@ class RunDirectory(Callback):
         self.rounds_before: list[dict[str, Any]] = []  # lines of metrics.jsonl before a resume
         self.charged = Ledger()  # everything that was ever written to ledger.jsonl
         self._lock = lock
-        self._training: Training | None = None
-        self._checkpoints: CheckpointWriter | None = None
+        self._is_open = False
         self._stored: TrainState | None = None  # the last that the folder goes on from or to
         self._reopened = False
         self._resumable = False  # whether a checkpoint of this run is on disk
@@ -115,10 +118,10 @@ class RunDirectory(Callback):
 
     def on_start(self, training: Training, state: TrainState) -> None:
         """Make the folder, lock it and write the settings; after `reopen`, go on in the one that is open."""
-        if self._reopened and self._training is training and state.round_index == self._next_round:
+        if self._is_open and self._reopened and self._training is training and state.round_index == self._next_round:
             self._reopened = False  # one run goes on in it, and no other
             return
-        if self._training is not None:
+        if self._is_open:
             raise SettingError(
                 f"RunDirectory({str(self.path)!r}) is open for another run or another state but serves one: make one "
                 "for each run"
@@ -222,8 +225,6 @@ class RunDirectory(Callback):
 
     def on_release(self, state: TrainState) -> None:
         """A line of the ledger on disk, before anything else is done with the round; perhaps some of the next too."""
-        assert self._checkpoints is not None, "on_start comes first"
-        assert self._training is not None
         if self._training.replays:
             self._stored = state  # the file goes on to it, by the same noise
         if not self._resumable:  # nothing is released before the first checkpoint is on disk
@@ -244,8 +245,6 @@ class RunDirectory(Callback):
 
     def on_round(self, report: RoundReport, state: TrainState) -> None:
         """A line of metrics, perhaps a checkpoint."""
-        assert self._training is not None, "on_start comes first"
-        assert self._checkpoints is not None
         with (self.path / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(round_json(report, self.unprivate_timing)) + "\n")
         lost = not self._training.replays  # what is run again is charged again
@@ -256,14 +255,10 @@ class RunDirectory(Callback):
 
     def store(self, state: TrainState) -> None:
         """Have this state on disk now, for whoever must not send anything that follows from it before."""
-        assert self._training is not None, "on_start comes first"
-        assert self._checkpoints is not None
         self._begin_to_store(state)
         self._checkpoints.flush()
 
     def _begin_to_store(self, state: TrainState) -> None:
-        assert self._training is not None
-        assert self._checkpoints is not None
         self._checkpoints.write(state, self._circumstances, self._training.personal)
         if not self._training.replays:
             self._stored = state
@@ -274,8 +269,6 @@ class RunDirectory(Callback):
         Both are given the result's guarantee, which covers everything the ledger holds, perhaps more than this state
         has seen. The model's metadata have what `clipline.load` needs.
         """
-        assert self._training is not None, "on_start comes first"
-        assert self._checkpoints is not None
         self._checkpoints.flush()
         self._check_ledger()
         self._take_back()
@@ -307,7 +300,7 @@ class RunDirectory(Callback):
 
     def close(self) -> None:
         """Let other processes use the folder, once the last checkpoint is written. Nothing is written afterwards."""
-        if self._checkpoints is not None:
+        if self._is_open:
             self._checkpoints.close()
             with suppress(OSError, RunError):  # of a disk that fails: too much is charged, never too little
                 self._take_back()
@@ -315,7 +308,9 @@ class RunDirectory(Callback):
             self._stored.noise.spent = True
         if self._lock is not None:
             self._lock.close()
-        self._lock = self._training = self._checkpoints = self._stored = None
+        if self._is_open:
+            del self._training, self._checkpoints, self._circumstances
+        self._is_open, self._lock, self._stored = False, None, None
 
     def _remove_cut_writes(self) -> None:
         """Delete what writes left that a kill cut short: of a checkpoint it is as private as the data."""
@@ -323,7 +318,7 @@ class RunDirectory(Callback):
             left.unlink(missing_ok=True)
 
     def _write_ledger(self, ledger: Ledger) -> None:
-        text = _ledger_lines(ledger)
+        text = "".join(ledger_line(index, event) + "\n" for index, event in enumerate(ledger))
         durable.write(self.path / LEDGER, text)
         self._bytes = len(text.encode())
 
@@ -361,6 +356,7 @@ class RunDirectory(Callback):
         left = training.affordable(state) if self._block > 1 else training.rounds - state.round_index
         self._until = state.round_index + left
         self._checkpoints = CheckpointWriter(self.path / CHECKPOINT)
+        self._is_open = True
 
     def _settings_text(self, training: Training) -> str:
         text = self.settings
@@ -430,10 +426,6 @@ def _rounding(training: Training) -> str:
     code = code_fingerprint(*parts, *training.problem.model.module.modules())
     kernels = "with" if torch.backends.mkldnn.enabled else "without"
     return f"{training.workers}-workers-{torch.get_num_threads()}-threads-{kernels}-mkldnn-code-{code}"
-
-
-def _ledger_lines(ledger: Ledger) -> str:
-    return "".join(ledger_line(index, event) + "\n" for index, event in enumerate(ledger))
 
 
 def _json_lines(rounds: Iterable[Mapping[str, Any]]) -> str:

@@ -561,32 +561,30 @@ def _accountant() -> tuple[Any, ...]:
     from scipy.optimize import brentq
     from scipy.special import ndtr
 
-    relation, said = Relation.ADD_OR_REMOVE, []
+    relation, q, once = Relation.ADD_OR_REMOVE, 0.02, 0.8  # rate and noise multiplier of a single round
 
-    def analytic(mu: float, epsilon: float) -> float:
-        return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu))
+    def gaussian(mu: float, delta: float) -> float:
+        def excess(epsilon: float) -> float:
+            return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)) - delta
+
+        return float(brentq(excess, 1e-9, 100, xtol=1e-13))
+
+    def sampled(epsilon: float) -> float:
+        y = once * once * math.log1p(math.expm1(epsilon) / q) + 0.5
+        return float((1 - q) * ndtr(-y / once) + q * ndtr(-(y - 1) / once) - math.exp(epsilon) * ndtr(-y / once))
 
     off = 0.0
     for z, rounds, delta in ((1.0, 1, 1e-5), (3.0, 4, 1e-6), (9.4, 100, 1e-9)):
-        mu = math.sqrt(rounds) / z
-        closed = brentq(lambda epsilon, m=mu, d=delta: analytic(m, epsilon) - d, 1e-9, 100, xtol=1e-13)
         found = account(Ledger().add(GaussianEvent(NoSampling(), z), rounds), delta=delta, relation=relation).epsilon
-        off = max(off, abs(found / closed - 1))
-    passed = off < 1e-8
-    said.append(f"Gaussian off by {off:.0e}")
-    q, z, off = 0.02, 0.8, 0.0
-    for epsilon in (0.1, 0.5, 1.0):
-        y = z * z * math.log1p(math.expm1(epsilon) / q) + 0.5
-        remove = (1 - q) * ndtr(-y / z) + q * ndtr(-(y - 1) / z) - math.exp(epsilon) * ndtr(-y / z)
-        found = delta_at(Ledger().add(GaussianEvent(PoissonSampling(q), z)), epsilon=epsilon, relation=relation)
-        off = max(off, abs(found / remove - 1))
-    passed &= off < 1e-4
-    said.append(f"one sampled round off by {off:.0e}")
+        off = max(off, abs(found / gaussian(math.sqrt(rounds) / z, delta) - 1))
+    ledger = Ledger().add(GaussianEvent(PoissonSampling(q), once))
+    deltas = {epsilon: delta_at(ledger, epsilon=epsilon, relation=relation) for epsilon in (0.1, 0.5, 1.0)}
+    sampled_off = max(abs(found / sampled(epsilon) - 1) for epsilon, found in deltas.items())
     ledger = Ledger().add(GaussianEvent(PoissonSampling(300 / 40_000), 0.577864), 150)
     loss, renyi = (by(ledger, delta=40_000**-1.1, relation=relation).epsilon for by in (account, account_renyi))
-    passed &= abs(loss - 4.01285) < 1e-4 and loss < renyi < 1.5 * loss
-    said.append(f"150 rounds come to {loss:.5f} (dp_accounting 4.01285), by Renyi {renyi:.5f}")
-    return passed, "; ".join(said)
+    passed = off < 1e-8 and sampled_off < 1e-4 and abs(loss - 4.01285) < 1e-4 and loss < renyi < 1.5 * loss
+    said = f"Gaussian off by {off:.0e}; one sampled round off by {sampled_off:.0e}; 150 rounds come to {loss:.5f}"
+    return passed, f"{said} (dp_accounting 4.01285), by Renyi {renyi:.5f}"
 
 
 # Order on disk

@@ -55,6 +55,15 @@ def test_emnist_from_sqlite_and_hdf5_give_the_same_bytes_with_white_paper(tmp_pa
     assert made == set(before)
 
 
+def test_users_without_rows_are_users_of_the_prepared_population(tmp_path):
+    empty = {"image": np.zeros((0, 32, 32, 3), np.uint8), "label": np.zeros(0, int)}
+    tree = write_hdf5(tmp_path / "fed_cifar100_train.h5", {"b": {"image": PHOTOS, "label": LABELS}, "a": empty})
+    manifest = prepare("cifar100", tree, tmp_path / "store")
+    assert (manifest.users, manifest.examples) == (2, 3)
+    population = Population.open(tmp_path / "store")
+    assert [(str(user), population.size(i)) for i, user in enumerate(population.user_ids)] == [("a", 0), ("b", 3)]
+
+
 def test_both_splits_or_nothing(tmp_path):
     """The second split fails, and of the first nothing stays."""
     write_original(tmp_path / "files", "cifar100", "hdf5")

@@ -7,11 +7,10 @@ import tomllib
 import numpy as np
 import pytest
 from safetensors import safe_open
-from tff_layouts import TINY, WORDS, write_original
+from tff_layouts import TINY, write_original
 
 from clipline.data.manifest import read_manifest
 from clipline.data.population import Population
-from clipline.data.store import write_store
 from clipline_paper.preprocessing import CHARACTERS
 
 # Stores of a few users, for which a hundred and more are declared.
@@ -21,7 +20,6 @@ DATA_SET = {
     "cifar100": "cifar100", "emnist_cr": "emnist", "emnist_ae": "emnist", "shakespeare": "shakespeare",
     "so_nwp": "stackoverflow", "so_lr": "stackoverflow",
 }  # fmt: skip
-MINE = {"source": "by hand", "tasks": ["shakespeare"], "origin": "substitute"}
 FLAGS = ["--cohort-size", 2, "--rounds", 2, "--noise-multiplier", 0, "--sampling", "fixed", "--out", "run", "--json"]
 
 
@@ -93,18 +91,6 @@ def test_stack_overflow_by_its_own_lists_of_words_and_tags(prepared, kind):
             assert np.array_equal(Population.open(folder.parent / task / "train").fields[field], train.fields[field])
 
 
-def test_lists_elsewhere_are_named_on_the_command_line(clipline, tmp_path):
-    files = write_original(tmp_path / "files", "stackoverflow", "sqlite")
-    (files / "stackoverflow.word_count").rename(tmp_path / "words")
-    (files / "stackoverflow.tag_count").rename(tmp_path / "tags")
-    arguments = ["data", "prepare", "so_lr", "--from", files, "--to", "store"]
-    err = clipline.refused(*arguments, "--words", "words")
-    assert "holds neither stackoverflow.tag_count nor stackoverflow.tag_count.tar.bz2" in err
-    assert "say where it is with --tags FILE" in err
-    clipline.ok(*arguments, "--words", "words", "--tags", "tags")
-    assert Population.open("store/train").of(0)["words"][0, :2].tolist() == [WORDS.index("a"), WORDS.index("list")]
-
-
 def test_data_at_the_default_place_are_found_by_task_then_by_data_set(clipline, prepared, tmp_path, monkeypatch):
     prepared("emnist", to="clipline-data/emnist")
     out, _ = clipline.ok("tasks", "--json")
@@ -128,22 +114,6 @@ def test_data_at_the_default_place_are_found_by_task_then_by_data_set(clipline, 
     err = clipline.refused("train", "emnist_ae", *FLAGS[:-3], "--out", "second")
     assert "CLIPLINE_DATA=" in err
     assert "is no folder: make it, or unset CLIPLINE_DATA" in err
-
-
-def test_data_in_a_file_and_other_data_on_the_command_line(clipline, prepared, tmp_path):
-    prepared("shakespeare", to="plays")
-    tiny = tmp_path / "tiny"
-    write_store(tiny / "train", [(np.array(["A", "B", "C"]), {"tokens": np.full((3, 81), 5, np.uint8)})], **MINE)
-    write_store(tiny / "test", [(np.array(["D", "E"]), {"tokens": np.full((2, 81), 5, np.uint8)})], **MINE)
-    (tmp_path / "c.toml").write_text('data = "plays"\npopulation_size = 20\nrounds = 1\n')
-    flags = ["--config", "c.toml", "--cohort-size", 2, "--json"]
-    declared = json.loads(clipline("train", "shakespeare", *flags, "--out", "a")[1])
-    assert (declared["users"], declared["population_size"]) == (None, 20)
-    answer = json.loads(clipline("train", "shakespeare", *flags, "--data", "tiny", "--out", "b")[1])
-    assert (answer["users"], answer["data"], answer["data_source"]) == (3, "substitute", "by hand")
-    (tmp_path / "c.toml").write_text('data = "plays"\ntest_users = 3\n')
-    err = clipline.refused("train", "shakespeare", *flags, "--out", "c")
-    assert "test_users=3 must be left out where data are stored" in err
 
 
 def test_users_of_a_store_are_public_unless_another_number_is_declared(clipline, prepared, tmp_path):

@@ -47,15 +47,6 @@ def test_damaged_lists(tmp_path, read, data, size, words):
         read(tmp_path / "list", size)
 
 
-def test_a_damaged_archive(tmp_path):
-    (tmp_path / "a.tar.bz2").write_bytes(b"no archive")
-    with pytest.raises(CliplineError, match="cannot be read"):
-        read_words(tmp_path / "a.tar.bz2", 1)
-    path = packed(tmp_path, "another", WORDS).rename(tmp_path / "list.tar.bz2")
-    with pytest.raises(CliplineError, match="cannot be read"):
-        read_words(path, 1)
-
-
 @pytest.mark.parametrize("content", ["null", '["ab"]', '{"a": "many"}', '{"a": NaN}', "[" * 100_000, "1" * 5000])
 def test_a_list_of_tags_that_is_none_is_refused(content, tmp_path):
     (tmp_path / "tags").write_text(content)

@@ -134,19 +134,6 @@ def test_csv_has_the_rows_that_the_csv_module_of_python_reads_wherever_blocks_en
             assert (list(batches[0]), got) == (head, expected), (text, block)
 
 
-def test_an_inch_mark_of_one_user_gives_no_line_of_another_to_a_third(tmp_path, monkeypatch):
-    """User 5 had the second line of 77's note as a row of its own."""
-    path, expected = tmp_path / "t.csv", [*(f"{k}" for k in range(30)), "77", "99"]
-    for note in ("pipe", '6" pipe'):
-        lines = ["user,note", *(f"{k},{note if k == 1 else 'hello'}" for k in range(30))]
-        path.write_text("\n".join([*lines, '77,"line one\n5,not mine"', "99,last"]))
-        for block in [*range(40, 400, 3), 1 << 20]:
-            monkeypatch.setattr(tables, "CSV_BYTES", block)
-            chunks = list(read_table(path, "user", text=lambda texts: np.array([len(text) for text in texts])))
-            assert [user for ids, _ in chunks for user in ids.tolist()] == expected
-            assert sum(int(fields["note"].sum()) for _, fields in chunks) == 29 * 5 + len(note) + 19 + 4
-
-
 @pytest.mark.parametrize("rows", [1, 1000, 500_000])
 @pytest.mark.parametrize("quoted", ['"b,1', 'b,"1', 'b,"', 'b,"""'])
 def test_a_quote_that_is_never_closed_is_refused(tmp_path, rows, quoted):

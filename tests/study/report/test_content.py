@@ -1,4 +1,4 @@
-from reported_runs import write_record, write_run
+from reported_runs import end_run, write_record, write_run
 
 from clipline.study.report.content import content, drawn
 from clipline.study.report.page import page
@@ -43,3 +43,15 @@ def test_equal_promises_are_stated_once(tmp_path):
     stated = content(collect([tmp_path]))["statements"]
     assert [entry["runs"] for entry in stated] == [["a", "b"], ["c"]]
     assert [entry["private"] for entry in stated] == [True, False]
+
+
+def test_a_run_says_how_large_it_is_what_to_type_and_how_to_use_its_model(tmp_path):
+    run = write_run(tmp_path / "a run", task='"rides.py"')
+    made = content(collect([run]))
+    assert made["scale"] == "20 rounds, 100 users a round, 100 users"
+    assert (made["command"], made["use"]) == (f"clipline train rides.py --config '{run}/settings.toml'", [])  # no model
+    end_run(run)
+    assert content(collect([run]))["use"][1] == f"saved = clipline.load({str(run)!r}, 'rides.py')"
+    (run / "checkpoint.safetensors").touch()
+    assert content(collect([run]))["command"] == f"clipline train rides.py --resume '{run}'"
+    assert content(collect([run, run.parent]))["command"] == f"clipline report '{run}' {tmp_path}"

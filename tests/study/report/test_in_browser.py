@@ -1,6 +1,7 @@
 """The page in a real browser."""
 
 import threading
+import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
@@ -93,9 +94,9 @@ def test_an_epsilon_that_does_not_hold_is_struck_through_with_the_reason(browser
     )
     assert "<s>" in tile
     assert "not private: the seed of its noise is known" in tile
-    found = browser.run(struck)
-    assert any(text.startswith("(epsilon ") for text in found)  # the statement
-    assert len(found) == 3  # tile, statement, what it rests on
+    assert any(text.startswith("(epsilon ") for text in browser.run(struck))  # the statement
+    browser.run("document.getElementById('statement-0').open = true")
+    browser.wait(f"{struck}.length === 3")  # tile, statement, what it rests on
     assert browser.run("[...document.querySelectorAll('blockquote')].every((quote) => quote.querySelector('s'))")
 
 
@@ -129,6 +130,51 @@ def test_values_are_read_with_the_keyboard_and_stand_in_a_table(browser, report)
         "3", "0.4",
     ]  # fmt: skip
     assert browser.run("getComputedStyle(document.activeElement).outlineStyle") != "none"
+
+
+def test_a_study_has_a_row_and_a_curve_for_each_configuration_the_best_first(browser, tmp_path):
+    for number, (quantile, seed, end) in enumerate([(0.1, 0, 0.5), (0.1, 1, 0.7), (0.5, 0, 0.8), (0.5, 1, 0.9)]):
+        write_record(tmp_path, number, quantile=quantile, seed=seed, rounds=2, accuracy=[0.95 if seed else 0.1, end])
+    browser.open(write_report(tmp_path).as_uri())
+    rows = browser.run(
+        "[...document.querySelectorAll('#runs-table tbody tr')].map((row) => row.innerText.split('\\t'))"
+    )
+    head = browser.run("[...document.querySelectorAll('#runs-table th')].map((cell) => cell.innerText)")
+    shown = [
+        [row[head.index(name)].strip() for name in ("run", "seeds", "best accuracy", "last accuracy")] for row in rows
+    ]
+    # Means over two seeds by hand: (0.8 + 0.95) / 2 and (0.8 + 0.9) / 2; (0.5 + 0.95) / 2 and (0.5 + 0.7) / 2.
+    assert shown == [["clip quantile 0.5", "2", "0.875", "0.85"], ["clip quantile 0.1", "2", "0.725", "0.6"]]
+    assert browser.run("getComputedStyle(document.querySelector('#runs-table tbody td')).fontWeight") == "700"
+    browser.run("document.getElementById('each-seed').click()")
+    assert browser.run("document.querySelectorAll('#runs-table tbody tr').length") == 4
+    browser.run(
+        "URL.createObjectURL = (blob) => { blob.text().then((text) => (window.saved = text)); return 'data:,'; }"
+    )
+    browser.run("document.querySelector('#chart-metric .saves button').click()")
+    browser.wait("window.saved")
+    first, second, third = (line.split(",") for line in browser.run("window.saved").splitlines())
+    assert (len(first), second[0], third[0]) == (9, "1", "2")  # round, then name (with a comma in it), highest, lowest
+    assert [float(one) for one in third[1:]] == pytest.approx([0.6, 0.7, 0.5, 0.85, 0.9, 0.8])
+    browser.run("window.saved = ''; document.querySelectorAll('#chart-metric .saves button')[1].click()")
+    browser.wait("window.saved")
+    drawn = ElementTree.fromstring(browser.run("window.saved"))
+    assert [len([node for node in drawn if node.tag.endswith(tag)]) for tag in ("polyline", "polygon")] == [2, 2]
+    assert browser.errors == []
+
+
+def test_one_crosshair_goes_through_all_charts_with_the_values_at_the_pointer(browser, report):
+    browser.open(report.as_uri())
+    x, y = browser.run("(({ left, top, width }) => [left + width * 0.6, top + 40])"
+                       "(document.querySelector('#chart-clip .u-over').getBoundingClientRect())")  # fmt: skip
+    for step in (0, 1):
+        browser.send("Input.dispatchMouseEvent", type="mouseMoved", x=x + step, y=y)
+    browser.wait("document.querySelector('#chart-within .readout').innerText.startsWith('round 12: ')")  # 0.6 * 20
+    tips = browser.run(
+        "[...document.querySelectorAll('.tip')].filter((tip) => !tip.hidden).map((tip) => tip.innerText)"
+    )
+    assert [tip.splitlines()[0] for tip in tips] == ["round 12"]
+    assert "a good run 0.2853" in tips[0]  # 0.1 * 1.1^11
 
 
 def test_a_phone_a_dark_room_and_paper(browser, report, tmp_path):

@@ -7,7 +7,7 @@ from study.tune.made_up import MadeUpTrials, question_of
 from clipline.errors import RunError
 from clipline.study.record import RunRecord
 from clipline.study.tune.recipe import borne, losses_of, raise_noise, search_grid
-from clipline.study.tune.trials import Metric, metric_of
+from clipline.study.tune.trials import Metric
 
 SILENT = str.strip  # takes a line and shows nothing
 
@@ -79,11 +79,3 @@ def test_the_metric_of_a_run_is_the_mean_of_what_was_measured_at_its_end():
     assert metric.of(record("finished", [0.1, 0.2, None, 0.7, None, 0.9])) == pytest.approx(0.8)
     assert metric.of(record("diverged", [0.1, 0.9])) == -math.inf
     assert replace(metric, lower_is_better=True).of(record("diverged", [0.1, 0.9])) == math.inf
-
-
-def test_which_way_the_metric_is_better_follows_from_the_question_then_the_task_then_the_name(tmp_path):
-    question, _ = question_of(tmp_path, metric="gap")
-    said = replace(question, task=replace(question.task, better={"gap": "lower"}))
-    asked = replace(said, lower_is_better=False)
-    assert [metric_of(one, []).lower_is_better for one in (question, said, asked)] == [False, True, False]
-    assert metric_of(replace(question, metric="err"), []).lower_is_better

@@ -451,7 +451,10 @@ def members(file: Path) -> dict[str, NDArray[Any]]:
     """All arrays of an archive by name."""
     try:
         with np.load(file) as archive:
-            return dict(archive.items())
+            arrays = dict(archive.items())
+        if odd := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+            raise ValueError(f"{odd[0]!r} is no array")
+        return arrays
     except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways
         raise PopulationError(f"{str(file)!r} cannot be read as NPZ ({short(error)}): save it again") from None
 

@@ -11,7 +11,7 @@ import copy
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,30 +22,21 @@ from ...errors import GO_ON, CliplineError, ModuleError, RunError
 from .generators import seed_global_generators
 from .state import MISSING, Constant, Container, Snapshot, find_mutable_state
 
-# What a machine runs out of: numbers of an OSError, how torch's and Python's own messages begin, and what helps.
-_RESOURCES = {
-    "memory": (
-        {errno.ENOMEM},
-        r"(\[enforce fail at \S*alloc_cpu\.cpp:\d+\] .*)?DefaultCPUAllocator: (can't allocate|not enough) memory"
-        r"|(std::bad_alloc|bad allocation|could not create a primitive|could not create a memory object)$"
-        r"|(CUDA|cuDNN|cusolver|cuFFT) error: CU[A-Z]+_\w*ALLOC(ATION)?_FAILED\b|(MPS backend|XPU) out of memory\b",
-        "free some, take fewer workers or a smaller cohort or batch",
+_FILES = "file descriptors", "close files or raise the limit (ulimit -n)"
+_RAN_OUT = {  # number of an OSError -> what a machine runs out of, and what helps
+    errno.ENOMEM: ("memory", "free some, take fewer workers or a smaller cohort or batch"),
+    errno.EAGAIN: ("threads or processes", "end others, raise the limit (ulimit -u) or take fewer workers"),
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.ENOSPC: (
+        "room on a disk or in shared memory", "make some (/dev/shm is shared memory) or take fewer workers",
     ),
-    "threads or processes": (
-        {errno.EAGAIN},
-        r"can't start new thread$",
-        "end others, raise the limit (ulimit -u) or take fewer workers",
-    ),
-    "file descriptors": (
-        {errno.EMFILE, errno.ENFILE},
-        "",
-        "close files or raise the limit (ulimit -n)",
-    ),
-    "room on a disk or in shared memory": (
-        {errno.ENOSPC},
-        "",
-        "make some (/dev/shm is shared memory) or take fewer workers",
-    ),
+}  # fmt: skip
+_SAID = {  # how torch's and Python's own messages begin
+    errno.ENOMEM: r"(\[enforce fail at \S*alloc_cpu\.cpp:\d+\] .*)?DefaultCPUAllocator: (can't allocate|not enough) "
+    r"memory|(std::bad_alloc|bad allocation|could not create a primitive|could not create a memory object)$"
+    r"|(CUDA|cuDNN|cusolver|cuFFT) error: CU[A-Z]+_\w*ALLOC(ATION)?_FAILED\b|(MPS backend|XPU) out of memory\b",
+    errno.EAGAIN: r"can't start new thread$",
 }
 _OF_A_SHARED_FILE = r"unable to [\w ()]+ <[^<>]*>[a-z -]*: "  # how torch begins, before libc's words and number
 
@@ -272,25 +263,29 @@ def exhausted(error: BaseException) -> RunError | None:
     """
     behind: BaseException | None = error
     while behind is not None and not isinstance(behind, CliplineError | torch.cuda.OutOfMemoryError):
-        for what, (numbers, begins, way_out) in _RESOURCES.items():
-            if (
-                (isinstance(behind, MemoryError) and what == "memory")
-                or (isinstance(behind, OSError) and behind.errno in numbers)
-                or (isinstance(behind, RuntimeError) and _says(str(behind).partition("\n")[0], numbers, begins))
-            ):
-                return RunError(
-                    f"{what} ran out while users trained, which may be one user's data or the machine: {way_out}, then "
-                    f"{GO_ON}; after a resume the same users come"
-                )
+        if (number := _ran_out(behind)) is not None:
+            what, way_out = _RAN_OUT[number]
+            return RunError(
+                f"{what} ran out while users trained, which may be one user's data or the machine: {way_out}, then "
+                f"{GO_ON}; after a resume the same users come"
+            )
         behind = behind.__cause__ or (None if behind.__suppress_context__ else behind.__context__)
     return None
 
 
-def _says(message: str, numbers: Iterable[int], begins: str) -> bool:
-    """Whether a RuntimeError is one of these: libc's words alone (C++), or torch's of a shared file, or `begins`."""
-    told = [(re.escape(os.strerror(number)), number) for number in numbers]
-    patterns = [f"({words}|{_OF_A_SHARED_FILE}{words} \\({number}\\))$" for words, number in told]
-    return any(re.match(pattern, message) for pattern in [*patterns, begins] if pattern)
+def _ran_out(error: BaseException) -> int | None:
+    """The number of what ran out. A RuntimeError has libc's words alone (C++), torch's of a shared file, or `_SAID`."""
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    if isinstance(error, OSError):
+        return error.errno if error.errno in _RAN_OUT else None
+    told = str(error).partition("\n")[0] if isinstance(error, RuntimeError) else ""
+    for number in _RAN_OUT:
+        words = re.escape(os.strerror(number))
+        said = _SAID.get(number, "$")
+        if told and re.match(rf"({words}|{_OF_A_SHARED_FILE}{words} \({number}\))$|{said}", told):
+            return number
+    return None
 
 
 @contextmanager

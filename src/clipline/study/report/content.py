@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from ...plotting import ACCENT, ORDERED, ORDERED_DARK, PALETTE, PALETTE_DARK
 from ...privacy.guarantee import delta_rounded_up, rounded_up
 from ...privacy.relations import Relation
 from ...random.streams import GUESSABLE
+from ...tasks import is_task_file
 from .reading import UNPRIVATE, Collected, ReportedRun
 
 if TYPE_CHECKING:
@@ -158,6 +160,7 @@ _NOT_TOLD_APART = (  # settings that decide no number, or by chance alone
     "fixed_clip", "clip", "quantile", "epsilon", "noise_multiplier", "task", "evaluate_every",
 )  # fmt: skip
 
+_OWN = ("clip", "seal")  # what a statement rests on that differs between runs and changes no promise
 _VERDICTS = ("the median clip is", "clipping to the median without noise")  # of Figures 7 and 3
 _SPOKEN = {"evaluate_on": "on", "server_lr": "server rate", "client_lr": "client rate"}
 
@@ -170,6 +173,9 @@ def content(collected: Collected) -> dict[str, Any]:
     labels, differing = _labels(runs)
     return {
         "title": _title(collected),
+        "scale": _scale(runs),
+        "command": _command(collected),
+        "use": _use(runs),
         "made": f"{time.strftime('%Y-%m-%d %H:%M')} by clipline {__version__}",
         "points": POINTS,
         "colours": {
@@ -205,6 +211,48 @@ def _title(collected: Collected) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
+def _scale(runs: Sequence[ReportedRun]) -> str:
+    """What the title leaves out: of one run rounds, cohort and model, of several task, data and how many they are."""
+    if len(runs) != 1:
+        seeds = {seed for run in runs if (seed := run.setting("seed")) is not None and run.of_study}
+        shared = _shared(
+            [{"": run.task, "data": str(run.about.get("data_source") or run.about.get("data") or "")} for run in runs]
+        )
+        named = [f"{what} {name}".strip() for what, name in shared.items() if name]
+        return ", ".join([*named, f"{len(runs)} runs", *([f"{len(seeds)} seeds"] if len(seeds) > 1 else [])])
+    (run,) = runs
+    users = run.setting("population_size") or run.resolved.get("users") or run.resolved.get("population_size")
+    parts = [
+        (run.setting("rounds"), "rounds"), (run.setting("cohort_size"), "users a round"), (users, "users"),
+        (run.resolved.get("parameters"), "parameters"),
+    ]  # fmt: skip
+    return ", ".join(f"{number:,} {word}" for number, word in parts if isinstance(number, int))
+
+
+def _command(collected: Collected) -> str:
+    """What to type for the same again, or to go on where a run was interrupted."""
+    runs, task = collected.runs, collected.runs[0].settings.get("task") if collected.runs else None
+    if len(runs) != 1 or runs[0].of_study or task is None:
+        return shlex.join(["clipline", "report", *map(str, collected.paths)])
+    again = (
+        ["--resume", runs[0].path] if runs[0].state == "interrupted" else ["--config", f"{runs[0].path}/settings.toml"]
+    )
+    return shlex.join(["clipline", "train", *([str(task)] if is_task_file(str(task)) else []), *again])
+
+
+def _use(runs: Sequence[ReportedRun]) -> list[str]:
+    """Three lines of Python that load the model of the only run and predict with it; none where there is none."""
+    if len(runs) != 1 or runs[0].of_study or runs[0].state in ("not ended", "interrupted"):
+        return []
+    task = str(runs[0].settings.get("task", ""))
+    model = f", {task!r}" if is_task_file(task) else "" if task else ", model"
+    return [
+        "import clipline",
+        f"saved = clipline.load({runs[0].path!r}{model})",
+        'print(saved.predict("table.parquet"))',
+    ]
+
+
 def _run(run: ReportedRun, shared: Mapping[str, str], where: Mapping[str, str]) -> dict[str, Any]:
     settings = {name: value for name, value in shown_settings(run).items() if name not in shared}
     epsilon = None if run.promise is None else run.promise.epsilon
@@ -232,6 +280,7 @@ def _run(run: ReportedRun, shared: Mapping[str, str], where: Mapping[str, str]) 
             name: _short(run.final[name]) for name in dict.fromkeys([*run.metrics, *run.final]) if name in run.final
         },
         "best": {name: _short(value) for name, value in best.items()},
+        "lower": [name for name in metrics if lower_is_better(name, run.about)],
         "best_and_last": None if run.best is None else asdict(run.best),
         "released": _released(run),
         "metrics": metrics,
@@ -286,15 +335,17 @@ def drawn(length: int, columns: Iterable[Sequence[float | None]], points: int = 
 def _labels(runs: Sequence[ReportedRun]) -> tuple[list[str], list[str]]:
     """What the legend calls each run, and of this what clip and noise do not say.
 
-    A run directory goes by its name. A run of a study goes by what tells it from others of its task, seeds aside.
+    A run directory goes by its name, a run of a study by what tells it from others of its task, seeds aside.
     """
     of_study = [run for run in runs if run.of_study]
     tasks, clips = {run.task for run in of_study}, {run.clip for run in of_study}
     noises = {run.noise_multiplier for run in of_study}
-    named = {task: _not_shared([_texts(run.settings) for run in of_study if run.task == task]) for task in tasks}
+    named = {
+        task: _not_shared([_texts(run.settings) for run in runs if run.task == task]) for task in {r.task for r in runs}
+    }
     labels, differing = [], []
     for run in runs:
-        texts = _texts(run.settings) if run.of_study else {}
+        texts = _texts(run.settings)
         told = named.get(run.task, ())
         rest = ", ".join(f"{_SPOKEN.get(name, name)} {_brief(texts[name])}" for name in told if name in texts)
         parts = [run.task] if len(tasks) > 1 else []
@@ -317,24 +368,18 @@ def _statements(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """Each different statement once, with the runs that it is about. `void` says why its epsilon does not hold."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for run in runs:
-        rows = basis(run)
-        same = tuple(row for row in rows if row[0] != "clip")  # how it was clipped changes no promise
-        reasons = tuple(warnings(run))
-        void = reasons if run.promise is not None and run.promise.epsilon is not None else ()
-        first = {"rows": rows, "clips": {}, "runs": [], "private": not reasons, "void": list(void)}
+        rows, reasons = basis(run), tuple(warnings(run))
+        same = tuple(row for row in rows if row[0] not in _OWN)
+        void = list(reasons) if run.promise is not None and run.promise.epsilon is not None else []
+        first = {"words": words(run), "basis": rows, "own": [], "runs": [], "private": not reasons, "void": void}
         statement = found.setdefault((words(run), same, reasons), first)
         statement["runs"].append(run.name)
-        statement["clips"][run.clip] = None
-    return [
-        {
-            "words": text,
-            "basis": [(name, ", ".join(one["clips"]) if name == "clip" else value) for name, value in one["rows"]],
-            "runs": one["runs"],
-            "private": one["private"],
-            "void": one["void"],
-        }
-        for (text, *_), one in found.items()
-    ]
+        statement["own"].append(dict(rows))
+    for statement in found.values():
+        own = statement.pop("own")
+        values = {name: ", ".join(dict.fromkeys(one[name] for one in own if name in one)) for name in _OWN}
+        statement["basis"] = [(name, values.get(name, value)) for name, value in statement["basis"]]
+    return list(found.values())
 
 
 def _by_text(found: Iterable[tuple[str, Iterable[str]]]) -> list[dict[str, Any]]:

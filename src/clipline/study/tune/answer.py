@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ...console import aligned
 from ...errors import RunError
 from ...plotting import ACCENT, PALETTE, new_figure, save_figure
 from ...privacy.guarantee import Guarantee, delta_rounded_up, rounded_up
@@ -26,7 +27,7 @@ from ...training import durable
 from ..directory import CLAIMS, STUDY
 from .private_search import FOLDER, PrivatelyTuned
 from .question import Question, final_settings, least_cohort
-from .recipe import Tuned, change_in_words, runs_with_fixed_clips
+from .recipe import Tuned, change_in_words
 from .trials import Metric, Trial
 
 Answer = Tuned | PrivatelyTuned
@@ -159,7 +160,6 @@ def facts(answer: Answer, out: Path) -> dict[str, Any]:
         **common,
         "rates": [_plain(trial) for trial in answer.rates.trials],
         "chosen": _plain(answer.rates.chosen),
-        "runs_with_five_fixed_clips": runs_with_fixed_clips(len(answer.rates.trials)),
         "noises": [
             {**_plain(trial), "degradation": _finite(answer.losses[trial.noise_multiplier])} for trial in answer.noises
         ],
@@ -255,15 +255,6 @@ def _scale_words(answer: Tuned) -> str:
     )
 
 
-def _clip_words(answer: Tuned) -> str:
-    """What a fixed clip would have added."""
-    runs = len(answer.rates.trials)
-    return (
-        f"the clip followed the median: {runs} runs. Five fixed clips for each pair of rates would have taken "
-        f"{runs_with_fixed_clips(runs)}."
-    )
-
-
 def privacy_words(answer: Answer) -> str:
     """What the search and the final training cost."""
     if isinstance(answer, Tuned):
@@ -318,23 +309,25 @@ def _cautions(answer: Answer) -> list[str]:
 
 
 def summary(answer: Answer, files: Files) -> str:
-    """The whole for a terminal."""
+    """Warnings, then the whole, for a terminal."""
     if isinstance(answer, PrivatelyTuned):
         best = answer.metric.words(answer.chosen)
         steps = [("rates", f"{len(answer.candidates)} pairs fixed beforehand; {best}")]
     else:
-        steps = [("1 rates", _rates_words(answer)), ("2 noise", _noise_words(answer))]
-        steps += [("3 scale", _scale_words(answer)), ("clip", _clip_words(answer))]
-    lines = [
+        steps = [
+            ("1 rates", _rates_words(answer)),
+            ("2 noise", _noise_words(answer)),
+            ("3 scale", _scale_words(answer)),
+        ]
+    rows = [
         ("trial", data_words(answer.question)),
         ("measured", _measured(answer)),
         *steps,
         ("privacy", privacy_words(answer)),
-        *(("caution", text) for text in _cautions(answer)),
         ("page", str(files.page)),
         *(("next", command) for command in _commands(answer, files)),
     ]
-    return "\n".join(f"{name:8}  {text}" for name, text in lines)
+    return "\n".join([*(f"warning: {text}" for text in _cautions(answer)), aligned(rows)])
 
 
 # The page: one HTML file that needs no script and no network
@@ -406,7 +399,6 @@ def _recipe(answer: Tuned) -> tuple[list[tuple[str, str]], list[str]]:
         answered,
         f"<h2>Step 1: client and server rates</h2><p>{_text(f'{_rates_words(answer)} {cells}')}</p>",
         _rates(answer.rates.trials, chosen, metric),
-        f"<p>{_text(_sentence(_clip_words(answer)))}</p>",
         f"<h2>Step 2: how much noise the model bears</h2><p>{_text(_noise_words(answer))}</p>",
         f'<div class="noises"><div class="chart">{_noise_chart(answer)}</div>{_noises(answer)}</div>',
         "<h2>Step 3: cohort and noise, scaled together</h2>",
@@ -424,12 +416,9 @@ def _private(answer: PrivatelyTuned) -> tuple[list[tuple[str, str]], list[str]]:
         ("server rate", f"{chosen.server_lr:.3g}"),
         (answer.metric.name, f"{chosen.value:.4g}"),
     ]
-    other = "selection" if price.method == "composition" else "composition"
     rows = [
         ("one run alone", price.one_run.epsilon_text),
         (f"this search, by {price.method}", price.guarantee.epsilon_text),
-        (f"the same, charged by {other}", price.other.epsilon_text),
-        ("every run charged, with five fixed clips for each pair of rates", price.with_clips.epsilon_text),
     ]
     pairs = "; ".join(f"{one['client_lr']:.3g} and {one['server_lr']:.3g}" for one in answer.candidates)
     return tiles, [

@@ -33,7 +33,7 @@ from ..directory import CLAIMS, Claims
 from ..record import RunSpec
 from ..study import Study
 from .question import Alternative, Question, Target, Unreachable, least, least_cohort
-from .recipe import RateGrid, runs_with_fixed_clips
+from .recipe import RateGrid
 from .trials import Metric, Tell, Trial, Trials, check_learnt
 
 FOLDER = "private"  # in the directory of the tuning: it holds seeds, and nothing in it may leave
@@ -51,9 +51,7 @@ class SearchPrice:
     cohort_size: int
     noise_multiplier: float
     guarantee: Guarantee  # of the whole search, with the model that it ends in
-    other: Guarantee  # the same search charged by the other method
     one_run: Guarantee
-    with_clips: Guarantee  # every run charged in full where five fixed clips are tried for each pair of rates
 
 
 @dataclass(frozen=True)
@@ -85,17 +83,11 @@ def price_search(target: Target, noise_multiplier: float, runs: int) -> SearchPr
     if not cohorts:
         raise _unreachable(target, noise_multiplier, runs)
     method = min(cohorts, key=lambda name: cohorts[name])
-    cohort, (other,) = cohorts[method], set(_METHODS) - {method}
+    cohort = cohorts[method]
     z = noise_multiplier * cohort / target.cohort_size
     ledger = target.ledger(cohort, z)
-
-    def charged(runs: int) -> Guarantee:
-        return account_grid(ledger, runs, **target.terms)
-
-    return SearchPrice(
-        method, runs, cohort, z, _METHODS[method](target, ledger, runs), _METHODS[other](target, ledger, runs),
-        one_run=charged(1), with_clips=charged(runs_with_fixed_clips(runs)),
-    )  # fmt: skip
+    one_run = account_grid(ledger, 1, **target.terms)
+    return SearchPrice(method, runs, cohort, z, _METHODS[method](target, ledger, runs), one_run)
 
 
 def tune_privately(

@@ -105,11 +105,6 @@ def best_point(scores: Mapping[Offsets, float], metric: Metric) -> Offsets:
     return min(scores, key=order)
 
 
-def runs_with_fixed_clips(runs: int) -> int:
-    """How many runs the same search takes where the clip is one more thing to try: the paper tries five clips."""
-    return 5 * runs
-
-
 @dataclass(frozen=True)
 class Tuned:
     """The answer. `scaled` is None where the target cannot be met: `refusal` then says what could be changed.

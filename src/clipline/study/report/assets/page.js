@@ -10,7 +10,7 @@
   const poll = Number(document.documentElement.dataset.poll);
   const main = document.getElementById("page");
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const state = { hidden: new Set(), task: null, metric: null, sort: null, filter: "", printing: false };
+  const state = { hidden: new Set(), task: null, metric: null, sort: null, each: false, printing: false };
   let data = JSON.parse(document.getElementById("data").textContent);
   let charts = [];
 
@@ -127,14 +127,17 @@
   // numbers() for the table behind. The chart is kept in `charts`, to be drawn again in another theme or size.
   function chart(key, make) {
     const plot = el("div", { class: "plot", tabindex: "0", role: "group" });
-    const readout = el("p", { class: "readout" });
+    const readout = el("p", { class: "readout" }), tip = el("div", { class: "tip", hidden: true, "aria-hidden": "true" });
+    const save = (kind, text) => () => download(`${(kept.spec.title || key).replace(/[^\w.-]+/g, "_")}.${kind}`, text(kept));
+    const saves = el("p", { class: "saves on-screen" }, el("button", { type: "button", onclick: save("csv", csvOf) }, "CSV"),
+      el("button", { type: "button", onclick: save("svg", svgOf) }, "SVG"));
     const legend = el("div");
     const title = el("h3");
     const note = el("p", { class: "quiet" });
-    const kept = { key, make, plot, readout, u: null, spec: null };
+    const kept = { key, make, plot, readout, tip, u: null, spec: null };
     const numbers = folded(`${key}-numbers`, "The numbers behind this chart", () => kept.spec.numbers());
     kept.box = el("div", { class: "chart", id: key, role: "group", "aria-labelledby": `${key}-title` },
-      title, note, legend, plot, readout, numbers);
+      title, note, legend, plot, readout, saves, numbers);
     title.id = `${key}-title`;
     kept.draw = () => {
       if (kept.u) kept.u.destroy();
@@ -146,7 +149,7 @@
       note.hidden = !spec.note;
       legend.replaceChildren(spec.legend || "");
       const drawn = spec.series.filter((one) => one.x.length);
-      numbers.hidden = !drawn.length;
+      numbers.hidden = saves.hidden = !drawn.length;
       if (!drawn.length) {
         plot.removeAttribute("tabindex");
         note.hidden = true;
@@ -154,9 +157,10 @@
         return;
       }
       plot.setAttribute("tabindex", "0");
-      plot.setAttribute("aria-label", `${spec.title}: ${count(drawn.length, "curve")}. Left and right arrow keys read values.`);
+      plot.setAttribute("aria-label", `${spec.title}: ${count(drawn.filter((one) => !one.edge).length, "curve")}. Left and right arrow keys read values.`);
       kept.series = drawn;
       kept.u = new uPlot(options(kept, spec, drawn), joined(drawn), plot);
+      plot.append(tip);
       if (numbers.open) numbers.refill();
     };
     kept.resize = () => kept.u && kept.u.setSize({ width: widthOf(plot), height: HEIGHT });
@@ -173,6 +177,51 @@
     return kept.box;
   }
 
+  // Files: all values of a chart as CSV, and the chart as it stands as SVG.
+  function download(name, text) {
+    const url = URL.createObjectURL(new Blob([text], { type: name.endsWith("svg") ? "image/svg+xml" : "text/csv" }));
+    el("a", { href: url, download: name }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 1000);
+  }
+  function csvOf({ spec, series }) {
+    const table = joined(series), cell = (v) => (v === null || v === undefined ? "" : /[",\n]/.test(v) ? `"${String(v).replaceAll('"', '""')}"` : v);
+    const names = series.map((one) => (one.edge ? `${one.label} ${one.edge}` : one.label));
+    const rows = table[0].map((x, i) => [spec.ticks ? spec.ticks[x] : x, ...series.map((_, k) => table[k + 1][i])]);
+    return [[spec.ticks ? spec.x_label : "round", ...names], ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
+  }
+  function svgOf({ u, spec, series }) {
+    const px = devicePixelRatio, { left, top, width, height } = u.bbox, look = axisLook(), space = "http://www.w3.org/2000/svg";
+    const put = (tag, attributes, text = "") => {
+      const node = document.createElementNS(space, tag);
+      Object.entries(attributes).forEach(([name, value]) => node.setAttribute(name, value));
+      node.textContent = text;
+      root.append(node);
+    };
+    const at = (value, scale) => (u.valToPos(value, scale, true) / px).toFixed(1), shown = series.filter((one) => !one.hidden() && !one.edge);
+    const root = document.createElementNS(space, "svg"), high = u.height + 18 * (shown.length + 1);
+    Object.entries({ xmlns: space, viewBox: `0 0 ${u.width} ${high}`, "font-family": "sans-serif", "font-size": 11, fill: look.stroke }).forEach(([n, v]) => root.setAttribute(n, v));
+    put("rect", { width: "100%", height: "100%", fill: css("--paper") });
+    u.axes.forEach(({ scale, _splits: places, _values: words }) => (places || []).forEach((place, i) => {
+      const p = at(place, scale), x = scale === "x";
+      if (words[i] === null || words[i] === undefined || words[i] === "") return;
+      put("line", x ? { x1: p, x2: p, y1: top / px, y2: (top + height) / px, stroke: look.grid.stroke } : { y1: p, y2: p, x1: left / px, x2: (left + width) / px, stroke: look.grid.stroke });
+      put("text", x ? { x: p, y: (top + height) / px + 16, "text-anchor": "middle" } : { x: left / px - 8, y: Number(p) + 4, "text-anchor": "end" }, words[i]);
+    }));
+    put("text", { x: (left + width / 2) / px, y: u.height - 4, "text-anchor": "middle" }, spec.x_label);
+    const line = (one) => one.x.map((x, i) => [x, one.y[i]]).filter(([, y]) => y !== null && y !== undefined).map(([x, y]) => `${at(x, "x")},${at(y, "y")}`);
+    series.forEach((one, i) => {
+      if (one.edge === "highest" && !one.hidden()) put("polygon", { points: [...line(one), ...line(series[i + 1]).reverse()].join(" "), fill: one.color, "fill-opacity": 0.2 });
+    });
+    shown.forEach((one, i) => {
+      const points = line(one), y = u.height + 18 * (i + 1);
+      if (one.dots || one.lone) points.forEach((p) => put("circle", { cx: p.split(",")[0], cy: p.split(",")[1], r: 3, fill: one.color }));
+      else put("polyline", { points: points.join(" "), fill: "none", stroke: one.color, "stroke-width": one.width || 1.75, "stroke-dasharray": (one.dash || []).join(" ") || "none" });
+      put("rect", { x: 10, y: y - 8, width: 18, height: 4, fill: one.color });
+      put("text", { x: 34, y: y - 2 }, one.label);
+    });
+    return new XMLSerializer().serializeToString(root);
+  }
+
   function joined(series) {
     const first = series[0].x;
     const alike = series.every((one) => one.x === first || (one.x.length === first.length && one.x.every((x, i) => x === first[i])));
@@ -181,7 +230,7 @@
 
   function options(kept, spec, drawn) {
     const look = axisLook();
-    const many = drawn.length > 40;
+    const many = drawn.filter((one) => !one.edge).length > 40;
     const x = { ...look, label: spec.x_label, size: 30, labelGap: 0 };
     if (spec.ticks) {
       x.splits = () => spec.ticks.map((_, i) => i);
@@ -199,16 +248,18 @@
     return {
       width: widthOf(kept.plot), height: HEIGHT, legend: { show: false },
       padding: [null, named.length ? 16 + 6.2 * Math.max(...named.map((one) => one.label.length)) : null, null, null],
-      cursor: { drag: { x: !spec.ticks, y: false }, focus: { prox: many ? 30 : -1 }, points: { show: !many, size: 7 },
-        dataIdx: (u, seriesIndex, i) => nearest(u.data[seriesIndex], i) },
+      cursor: { y: false, drag: { x: !spec.ticks, y: false }, focus: { prox: many ? 30 : -1 }, points: { show: !many, size: 7 },
+        dataIdx: (u, seriesIndex, i) => nearest(u.data[seriesIndex], i),
+        sync: spec.ticks ? undefined : { key: "rounds", setSeries: false, scales: ["x", null] } },
+      bands: drawn.flatMap((one, i) => (one.edge === "highest" ? [{ series: [i + 1, i + 2], fill: `${one.color}33` }] : [])),
       focus: { alpha: many ? 0.15 : 1 },
       scales: { x: { time: false, range: spec.ticks ? [-0.4, spec.ticks.length - 0.6] : spec.span },
         y: { distr: spec.log ? 3 : 1, range: spec.log ? logRange : spec.range } },
       axes: [x, y],
       series: [{}, ...drawn.map((one) => ({
-        label: one.label, stroke: one.color, dash: one.dash, width: (one.width || 1.75) / (many ? 2 : 1), spanGaps: !spec.ticks, show: !one.hidden(),
+        label: one.label, stroke: one.edge ? "transparent" : one.color, dash: one.dash, width: one.edge ? 0 : (one.width || 1.75) / (many ? 2 : 1), spanGaps: !spec.ticks, show: !one.hidden(),
         paths: one.dots || one.lone ? () => null : undefined, alpha: one.dots ? 0.8 : 1,
-        points: { show: Boolean(one.dots), size: one.dots, fill: one.color, stroke: one.color },
+        points: { show: Boolean(one.dots) && !one.edge, size: one.dots, fill: one.color, stroke: one.color },
       }))],
       hooks: {
         draw: [(u) => { intervals(u, drawn); drawn.forEach((one) => marks(u, one)); ends(u, named); (spec.levels ? spec.levels() : []).forEach((level) => line(u, level)); }],
@@ -288,7 +339,7 @@
   }
 
   function marks(u, one) {
-    if (!one.points || one.dots || one.hidden()) return;
+    if (!one.points || one.dots || one.edge || one.hidden()) return;
     const unit = (one.width > 2 || one.lone ? 6 : 4) * devicePixelRatio, turn = Math.PI / 180;
     const round = (x, y, angles, far = () => 1.2) => angles.forEach((angle, k) => u.ctx.lineTo(x + unit * far(k) * Math.sin(angle * turn), y - unit * far(k) * Math.cos(angle * turn)));
     const shapes = {
@@ -333,7 +384,7 @@
     u.ctx.restore();
   }
   function spread(places, gap, low, high) {
-    const order = places.map((_, i) => i).sort((a, b) => places[a] - places[b]), mean = (block) => block.reduce((a, b) => a + b) / block.length;
+    const order = places.map((_, i) => i).sort((a, b) => places[a] - places[b]);
     const step = Math.min(gap, (high - low) / Math.max(places.length - 1, 1)), blocks = [];
     order.forEach((i, rank) => {
       blocks.push([places[i] - rank * step]);
@@ -347,20 +398,28 @@
 
   function read(kept, u) {
     const at = u.cursor.idx;
+    kept.tip.hidden = true;
     if (at === null || at === undefined) { kept.readout.textContent = ""; return; }
     const name = (i) => (kept.spec.ticks ? kept.spec.ticks[u.data[0][i]] : `round ${short(u.data[0][i])}`);
-    let shown = kept.series.map((one, i) => [one, i + 1]).filter(([one]) => !one.hidden());
+    let shown = kept.series.map((one, i) => [one, i + 1]).filter(([one]) => !one.hidden() && !one.edge);
     if (kept.spec.ticks) shown = shown.filter(([, i]) => typeof u.data[i][at] === "number");
     if (shown.length > READ_OUT) {
       const top = u.cursor.top;
       const far = ([, i]) => { const v = u.data[i][nearest(u.data[i], at)]; return v === null ? Infinity : Math.abs(u.valToPos(v, "y") - top); };
       shown = shown.map((one) => [far(one), one]).sort((a, b) => a[0] - b[0]).slice(0, 1).map(([, one]) => one);
     }
-    kept.readout.textContent = `${name(at)}: ` + shown.map(([one, i]) => {
+    const said = shown.map(([one, i]) => {
       const place = nearest(u.data[i], at);
       const note = one.notes && one.notes[place] ? ` (${one.notes[place]})` : "";
       return `${one.label} ${short(u.data[i][place])}${place !== at && !kept.spec.ticks ? ` in ${name(place)}` : ""}${note}`;
-    }).join(" · ");
+    });
+    kept.readout.textContent = `${name(at)}: ${said.join(" · ")}`;
+    if (!kept.plot.matches(":hover")) return; // the others of the shared crosshair have their line below
+    const over = u.over, left = u.cursor.left > over.clientWidth / 2;
+    kept.tip.replaceChildren(...[name(at), ...said].map((text) => el("div", null, text)));
+    Object.assign(kept.tip.style, { top: `${over.offsetTop + 6}px`, left: left ? "" : `${over.offsetLeft + u.cursor.left + 12}px`,
+      right: left ? `${kept.plot.clientWidth - over.offsetLeft - u.cursor.left + 12}px` : "" });
+    kept.tip.hidden = false;
   }
 
   function move(kept, event) {
@@ -380,18 +439,32 @@
   function curve(key, title, get, extra = {}) {
     return chart(key, () => {
       const known = groups(), runs = shownRuns();
-      const series = runs.map((run) => ({ ...known.get(run.label), ...get(run), run, label: runs.length > 1 ? nameOf(run) : title,
-        hidden: () => state.hidden.has(run.label) })).filter((one) => one.x.length && one.y.some((v) => v !== null));
-      const few = series.length <= FEW;
+      const series = seedsTogether(runs.map((run) => ({ ...known.get(run.label), ...get(run), run, label: runs.length > 1 ? nameOf(run) : title,
+        hidden: () => state.hidden.has(run.label) })).filter((one) => one.x.length && one.y.some((v) => v !== null)));
+      const few = series.filter((one) => !one.edge).length <= FEW;
       if (extra.dots && few) series.forEach((one) => (one.dots = 4));
       if (extra.points && few) series.forEach((one) => (one.points = one.x.length <= 60));
-      const more = extra.more ? extra.more(runs, known) : [];
+      const more = extra.more ? extra.more(onePer(runs), known) : [];
       const end = Math.max(1, ...runs.map((run) => Math.max(run.rounds, poll && run.planned || 0)));
       return { title, x_label: "round", span: (u, low, high) => (low === high || high === null ? [0, end] : [Math.min(low, 1) === 1 || low <= 1 ? 0 : low, high]),
         series: [...series, ...more], ...extra, ...(extra.words ? extra.words(runs) : {}),
-        levels: extra.levels && (() => extra.levels(runs, known)), numbers: () => numbersOf(series, title) };
+        levels: extra.levels && (() => extra.levels(onePer(runs), known)), numbers: () => numbersOf(series, title) };
     });
   }
+  const onePer = (runs) => [...new Map(runs.map((run) => [run.label, run])).values()];
+  // Runs that differ by seed alone: their mean as one curve, with the lowest and highest of each round as a band.
+  function seedsTogether(series) {
+    const by = new Map();
+    series.forEach((one) => by.set(one.run.label, [...(by.get(one.run.label) || []), one]));
+    return [...by].flatMap(([label, members]) => {
+      if (members.length === 1) return members;
+      const [x, ...columns] = joined(members), rows = x.map((_, i) => columns.map((of) => of[i]).filter((v) => typeof v === "number"));
+      const kept = x.map((_, i) => i).filter((i) => rows[i].length), of = (get) => kept.map((i) => get(rows[i]));
+      const whole = { ...members[0], x: kept.map((i) => x[i]), label: `${label}, mean of ${members.length}` };
+      return [{ ...whole, y: of(mean) }, { ...whole, label, edge: "highest", y: of((row) => Math.max(...row)) }, { ...whole, label, edge: "lowest", y: of((row) => Math.min(...row)) }];
+    });
+  }
+  const mean = (values) => values.reduce((a, b) => a + b) / values.length;
   const nameOf = (run) => (run.label === run.name ? run.name : `${run.label} [${run.name}]`);
   const released = (name) => (run) => (run.released[name] ? thin(run.released.x, run.released[name]) : { x: [], y: [] });
   function thin(x, y) {
@@ -401,7 +474,7 @@
   }
 
   function numbersOf(series, title) {
-    const shown = series.filter((one) => !one.hidden());
+    const shown = series.filter((one) => !one.hidden() && !one.edge);
     if (shown.length > TABLE_RUNS) {
       const rows = shown.map((one) => [one.label, one.y[0], Math.min(...one.y), Math.max(...one.y), one.y.at(-1), one.x.at(-1)]);
       return el("div", { class: "scroll tall", tabindex: "0" }, table(["curve", "first", "lowest", "highest", "last", "last round"]
@@ -436,6 +509,7 @@
         nothing: "no epsilon: not private, not on record, or nothing released yet", words: (runs) => ({ note: deltas(runs) }) }));
     return [el("h2", { id: "curves" }, "Curves"), toolbar(names), legend(), grid,
       el("p", { class: "quiet on-screen" }, "Drag over a chart to zoom, double-click to see all; with the keyboard, the arrow keys read values."),
+      onePer(data.runs).length < data.runs.length ? el("p", { class: "quiet" }, "Of runs that differ by seed alone a line is the mean, and the band goes from the lowest to the highest.") : null,
       data.runs.some((run) => run.rounds > data.points) ? el("p", { class: "quiet" },
         `Of runs of more than ${data.points} rounds, each curve shows ${data.points} evenly spaced rounds and its lowest and highest; the run's own files have all that were recorded.`) : null];
   }
@@ -572,7 +646,7 @@
     diverged: "diverged", "not ended": "unfinished: running, or broken off" })[word] || word;
   function bestAndLast(run, name) {
     const ends = run.best_and_last;
-    if (!ends || ends.metric !== name) return "";
+    if (!ends || ends.metric !== name || ends.best_rounds === ends.last_rounds) return "";
     return `Best ${short(ends.best)} after ${count(ends.best_rounds, "round")}, last ${short(ends.last)} after ${ends.last_rounds}.`;
   }
   // When the last value of a metric was measured, where that is not the end of a run that was done.
@@ -582,82 +656,109 @@
     return `${unfinished ? "Unfinished: last" : "Last"} evaluated after ${at} of ${count(unfinished && run.planned ? run.planned : run.rounds, "round")}.`;
   }
 
+  // A row for each configuration: what its seeds have in common, and the mean of their numbers.
+  function configurations(runs) {
+    const by = new Map();
+    runs.forEach((run) => by.set(`${run.task}\n${run.label}`, [...(by.get(`${run.task}\n${run.label}`) || []), run]));
+    const middle = (members, of) => { const found = members.map(of).filter((v) => typeof v === "number"); return found.length ? mean(found) : null; };
+    const means = (members, part) => Object.fromEntries(Object.keys(members[0][part]).map((name) => [name, middle(members, (run) => run[part][name])]));
+    return [...by.values()].map((members) => (members.length === 1 ? members[0] : { ...members[0], name: members[0].label, seeds: members.length,
+      final: means(members, "final"), best: means(members, "best"), clip_end: middle(members, (run) => run.clip_end), rounds: middle(members, (run) => run.rounds),
+      state: new Set(members.map((run) => run.state)).size === 1 ? members[0].state : "mixed" }));
+  }
+  const better = (name) => (a, b) => (a ?? null) === null ? 1 : (b ?? null) === null ? -1 : data.runs.some((run) => run.lower.includes(name)) ? a - b : b - a;
   function runsTable() {
     if (data.runs.length < 2) return [];
-    const known = groups(), tasks = new Set(data.runs.map((run) => run.task));
+    const known = groups(), tasks = new Set(data.runs.map((run) => run.task)), grouped = configurations(data.runs);
+    const seeds = grouped.length < data.runs.length, rows = seeds && !state.each ? grouped : [...data.runs];
     const own = data.runs.map((run) => Object.keys(run.final)), firsts = new Set(own.flatMap((names) => names.slice(0, 1)));
     const names = [...new Set([...firsts, ...own.flat()])].slice(0, Math.max(4, firsts.size)); // the metric of each task comes first
     const columns = [
       { name: "run", get: (run) => run.name, show: (run) => el("span", null, known.has(run.label) ? chip(known.get(run.label)) : null, " ", run.name) },
+      seeds && !state.each ? { name: "seeds", number: true, get: (run) => run.seeds || 1 } : null,
       tasks.size > 1 ? { name: "task", get: (run) => run.task } : null,
+      data.runs.some((run) => run.differs) && (!seeds || state.each) ? { name: "differs in", get: (run) => run.differs } : null,
+      ...names.flatMap((name, i) => [i < firsts.size ? { name: `best ${name}`, number: true, get: (run) => run.best[name] ?? null } : null,
+        { name: i < firsts.size ? `last ${name}` : name, number: true, get: (run) => run.final[name] ?? null }]),
+      { name: "epsilon", number: true, get: (run) => run.epsilon, show: (run) => (run.epsilon === null ? el("span", { class: "bad" }, "none") : run.private ? run.epsilon_text : el("span", { class: "bad", title: run.reasons.join("; ") }, el("s", null, run.epsilon_text), " not private")) },
       { name: "clip", get: (run) => run.clip_kind },
       { name: "noise z", number: true, get: (run) => run.noise },
-      { name: "epsilon", number: true, get: (run) => run.epsilon, show: (run) => (run.epsilon === null ? el("span", { class: "bad" }, "none") : run.private ? run.epsilon_text : el("span", { class: "bad", title: run.reasons.join("; ") }, el("s", null, run.epsilon_text), " not private")) },
-      data.runs.some((run) => run.differs) ? { name: "differs in", get: (run) => run.differs } : null,
-      ...names.map((name) => ({ name, number: true, get: (run) => run.final[name] ?? null })),
       { name: "last clip", number: true, get: (run) => run.clip_end },
       { name: "rounds", number: true, get: (run) => run.rounds },
       { name: "state", get: (run) => stateWords(run.state) },
     ].filter(Boolean);
-    const rows = [...data.runs];
+    const main = (run) => Object.keys(run.final)[0], best = new Map();
+    rows.forEach((run) => { const name = main(run), first = best.get(run.task); if (name && (!first || better(name)(run.best[name], first.best[name]) < 0)) best.set(run.task, run); });
+    const order = (a, b) => (a === null ? 1 : b === null ? -1 : typeof a === "number" ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true }));
     if (state.sort) {
       const { get } = columns.find((c) => c.name === state.sort.name) || columns[0];
-      const order = (a, b) => (a === null ? 1 : b === null ? -1 : typeof a === "number" ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true }));
       rows.sort((a, b) => (get(a) === null || get(b) === null ? order(get(a), get(b)) : order(get(a), get(b)) * state.sort.way));
-    }
+    } else rows.sort((a, b) => order(a.task, b.task) || better(main(a))(a.best[main(a)], b.best[main(a)])); // the best first
     const head = columns.map((c) => {
       const sorted = state.sort && state.sort.name === c.name ? state.sort.way : 0;
       return el("th", { scope: "col", class: c.number ? "number" : null, "aria-sort": sorted ? (sorted > 0 ? "ascending" : "descending") : null },
         el("button", { type: "button", id: `sort-${c.name}`, onclick: () => { state.sort = { name: c.name, way: sorted > 0 ? -1 : 1 }; sortAgain(); } }, c.name, sorted ? (sorted > 0 ? " ▲" : " ▼") : ""));
     });
-    const body = rows.map((run) => el("tr", null, columns.map((c) => el("td", { class: c.number ? "number" : null }, c.show ? c.show(run) : short(c.get(run))))));
-    return [el("h2", { id: "runs" }, `${data.runs.length} runs`), el("div", { class: "scroll tall", id: "runs-table", tabindex: "0", role: "region", "aria-labelledby": "runs" },
-      el("table", null, el("thead", null, el("tr", null, head)), el("tbody", null, body)))];
+    const body = rows.map((run) => el("tr", { class: best.get(run.task) === run ? "best" : null }, columns.map((c) => el("td", { class: c.number ? "number" : null }, c.show ? c.show(run) : short(c.get(run))))));
+    const each = seeds ? el("button", { type: "button", id: "each-seed", "aria-pressed": state.each, class: "on-screen", onclick: () => { state.each = !state.each; sortAgain(); } }, state.each ? "Seeds together" : "Each run by itself") : null;
+    const told = el("p", { class: "quiet" }, seeds && !state.each ? "A row is a configuration, its numbers the means over its seeds. " : "", "The best is bold and stands first.");
+    return [el("h2", { id: "runs" }, seeds ? `${data.runs.length} runs of ${grouped.length} configurations` : `${data.runs.length} runs`),
+      el("div", { id: "runs-part" }, told, each, el("div", { class: "scroll tall", id: "runs-table", tabindex: "0", role: "region", "aria-labelledby": "runs" },
+        el("table", null, el("thead", null, el("tr", null, head)), el("tbody", null, body))))];
   }
   function sortAgain() {
     const focus = document.activeElement && document.activeElement.id;
-    document.getElementById("runs-table").replaceWith(runsTable()[1]);
+    document.getElementById("runs-part").replaceWith(runsTable()[1]);
     const again = focus && document.getElementById(focus);
     if (again) again.focus();
   }
 
   function statements() {
-    const single = data.runs.length === 1, few = data.statements.length <= 4;
     const one = (entry, i) => el("div", { class: entry.private ? "statement" : "statement not-private" },
-      single ? null : el("p", { class: "quiet" }, list(entry.runs, 6)), el("blockquote", null, entry.void.length ? el("s", null, entry.words) : entry.words),
+      data.runs.length === 1 ? null : el("p", { class: "quiet" }, entry.runs.length === data.runs.length ? `All ${entry.runs.length} runs` : entry.runs.length > MANY ? count(entry.runs.length, "run") : list(entry.runs)), el("blockquote", null, entry.void.length ? el("s", null, entry.words) : entry.words),
       entry.void.length ? el("p", { class: "bad" }, `This does not hold: ${entry.void.join("; ")}.`) : null,
-      single ? pairs(basis(entry)) : few ? null : folded(`statement-${i}`, "What this rests on", () => pairs(basis(entry))));
+      folded(`statement-${i}`, "What this rests on", () => pairs(basis(entry))));
     const made = data.statements.map(one);
     return [el("h2", { id: "privacy" }, "What is promised"), ...made.slice(0, 6),
-      !single && few ? sideBySide() : null,
       made.length > 6 ? el("details", { id: "more-statements" }, el("summary", null, `${made.length - 6} more statements`), made.slice(6)) : null];
   }
   const basis = (entry) => entry.basis.map(([name, value]) => [name, name === "epsilon" && entry.void.length ? el("s", null, value) : value]);
-  // A few statements rest on much the same: a row for each thing, a column for each statement.
-  function sideBySide() {
-    const names = [...new Set(data.statements.flatMap((entry) => entry.basis.map(([name]) => name)))];
-    const values = data.statements.map((entry) => new Map(basis(entry)));
-    const head = data.statements.map((entry) => el("th", { scope: "col" }, list(entry.runs, 3)));
-    return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "What the statements rest on" }, el("table", null,
-      el("thead", null, el("tr", null, el("th", { scope: "col" }, "It rests on"), head)),
-      el("tbody", null, names.map((name) => el("tr", null, el("th", { scope: "row" }, name), values.map((of) => el("td", { class: "words" }, of.get(name) || "–")))))));
-  }
-
   function settings() {
     const single = data.runs.length === 1;
     const details = data.runs.map((run) => folded(`run-${run.name}`, single ? "Data, and what followed from the settings" : nameOf(run), () => el("div", null,
       pairs([["path", run.path], ...run.about]), run.settings.length ? el("p", null, "Settings of its own") : null, pairs(run.settings),
       run.resolved.length ? el("p", null, "What followed") : null, pairs(run.resolved), pairs(run.circumstances)), single));
-    return [el("h2", { id: "settings" }, "Settings, data, machine"),
+    return [el("h2", { id: "settings" }, "Settings, data, machine"), differences(),
       data.shared_settings.length ? folded("shared-settings", single ? "Settings" : "Settings that all runs share", () => el("div", { class: "scroll" }, pairs(data.shared_settings)), single) : null,
       data.shared_circumstances.length ? folded("shared-circumstances", "Machine and versions", () => pairs(data.shared_circumstances), true) : null,
       details.length > 12 ? el("details", { id: "each-run" }, el("summary", null, `Each of the ${details.length} runs`), details) : details];
   }
 
+  function differences() {
+    const each = configurations(data.runs), of = each.map((run) => new Map(run.settings)), seeds = each.length < data.runs.length;
+    const names = [...new Set(of.flatMap((settings) => [...settings.keys()]))].filter((name) => !(seeds && name === "seed"));
+    if (each.length < 2 || each.length > MANY || !names.length) return null;
+    return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Settings that differ" },
+      table([{ name: "differs in" }, ...each.map((run) => ({ name: run.label }))], names.map((name) => [name, ...of.map((settings) => settings.get(name) || "–")])));
+  }
+  function use() {
+    if (!data.use.length) return [];
+    return [el("h2", { id: "use" }, "Use this model"), copied(data.use.join("\n"))];
+  }
+  // Text to copy, with a button that does.
+  function copied(text) {
+    const button = el("button", { type: "button", class: "on-screen", onclick: () => {
+      getSelection().selectAllChildren(code);
+      document.execCommand("copy"); // also where a file is opened from disk
+      button.textContent = "Copied";
+    } }, "Copy");
+    const code = el("code", null, text);
+    return el("div", { class: "copied" }, el("pre", null, code), button);
+  }
+
   // The page ---------------------------------------------------------------------------------------------------
   function header() {
-    const kinds = data.runs.length === 1 ? [data.runs[0].task, data.runs[0].path].filter(Boolean).join(", ") : count(data.runs.length, "run");
-    return el("header", null, el("h1", null, data.title), el("p", { class: "quiet" }, `${kinds}. Report made ${data.made}.`),
+    return el("header", null, el("h1", null, data.title), el("p", { class: "quiet" }, `${data.scale ? `${data.scale}. ` : ""}Report made ${data.made}.`), copied(data.command),
       poll ? el("p", { id: "live", role: "status" }, liveWords()) : null);
   }
   let contact = "";
@@ -679,10 +780,8 @@
     if (tasks.length > 1 && !tasks.includes(state.task)) state.task = tasks[0];
     if (tasks.length < 2) state.task = null;
     const known = data.runs.length ? curves() : [];
-    const single = data.runs.length === 1, many = data.runs.length > MANY;
-    const figured = figures();
-    main.replaceChildren(...[header(), failures(), banner(), tiles(), single ? statements() : null, caution(), figured,
-      many ? [known, runsTable()].flat() : [runsTable(), known].flat(), single || !data.runs.length ? null : statements(), data.runs.length ? settings() : null].flat(2).filter(Boolean));
+    main.replaceChildren(...[header(), failures(), banner(), tiles(), caution(), known, data.runs.length ? statements() : null, runsTable(), figures(), use(),
+      data.runs.length ? settings() : null].flat(2).filter(Boolean));
     open.forEach(([id, was]) => { const node = id && document.getElementById(id); if (node && node.open !== was) node.open = was; });
     charts.forEach((c) => c.draw());
     const again = focus === "curves" ? main.querySelector(".toolbar select") : active && document.getElementById(active);
