@@ -17,6 +17,7 @@ from clipline.engine.core.row_fields import (
     TouchedRows,
     build_updates,
     check_row_fields,
+    renumber_rows,
     starting_params,
 )
 from clipline.engine.core.working_model import WorkingModel
@@ -99,6 +100,19 @@ def test_room_for_rows_depends_on_the_users_own_count_alone(count, room):
         if others:
             numbers[1, : len(others)] = torch.tensor(others)
         assert RowUsage(numbers, 30).rooms(2)[0] == room  # 2 times a power of four, at most all 30 rows
+
+
+def test_the_rows_that_numbers_name_by_hand():
+    numbers = torch.tensor([[[7, 2], [2, 99]], [[0, 0], [0, 0]]])  # 99 is beyond the last of 9 rows: the last
+    rows, places = RowUsage(numbers, 9).touched()
+    assert rows.rows.tolist() == [[2, 7, 8], [0, 0, 0]]
+    assert rows.used.tolist() == [[True, True, True], [True, False, False]]
+    assert places.tolist() == [[[1, 0], [0, 2]], [[0, 0], [0, 0]]]
+    assert torch.equal(rows.rows.gather(1, places.flatten(1)).view_as(numbers), numbers.clamp(max=8))
+    examples, found = renumber_rows({"words": numbers, "y": numbers[:, 0]}, {"w": "words"}, {"w": 9})
+    assert torch.equal(examples["words"], places)
+    assert torch.equal(examples["y"], numbers[:, 0])
+    assert torch.equal(found["w"].rows, rows.rows)
 
 
 def test_rows_that_stand_for_nothing_do_not_move_row_0():
