@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from .errors import SettingError, nearest, shown
 
 Made = TypeVar("Made")
+Answer = Callable[[str, object, list[str]], SettingError]  # to a keyword and its value, where these are known
 
 # A word of Opacus, TensorFlow Privacy, Flower, scikit-learn or everyday use -> the setting.
 SYNONYMS = {
@@ -49,44 +50,30 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f"did you mean {setting!r}?" if setting in names else nearest(name, names)
 
 
-def answers_unknown_keywords(
-    answer: Callable[[str, object, list[str]], SettingError],
-) -> Callable[[type[Made]], type[Made]]:
-    """A class whose constructor raises `answer(name, value, known names)` for an unknown keyword.
+def refuses_unknown_keywords(made: type[Made], answer: Answer | None = None) -> type[Made]:
+    """A class whose constructor answers an unknown keyword with the one that is meant. Goes above `@dataclass`.
 
-    Checked first: a call may also leave out what is needed, and Python would report only that.
+    A field made by `declared` is found by the name of its setting too: `LocalSGD(client_lr=0.1)` means `lr`. The first
+    check of all: a call may also leave out what is needed, and Python would report only that.
     """
+    init: Any = made.__init__
+    known = list(inspect.signature(made).parameters)
+    fields: Any = getattr(made, "__dataclass_fields__", {})
+    settings = {field.metadata.get("setting"): name for name, field in fields.items() if name in known}
 
-    def decorated(made: type[Made]) -> type[Made]:
-        init: Any = made.__init__
-        known = list(inspect.signature(made).parameters)
-
-        @functools.wraps(init)
-        def checked(self: Made, *args: Any, **keywords: Any) -> None:
-            for name, value in keywords.items():
-                if name not in known:
-                    raise answer(name, value, known)
-            init(self, *args, **keywords)
-
-        made.__init__ = checked  # type: ignore[method-assign, assignment]
-        return made
-
-    return decorated
-
-
-def refuses_unknown_keywords(made: type[Made]) -> type[Made]:
-    """A dataclass whose constructor answers an unknown keyword with the one that is meant. Goes above `@dataclass`.
-
-    A field made by `declared` is found by the name of its setting too: `LocalSGD(client_lr=0.1)` means `lr`.
-    """
-    fields: Any = made.__dataclass_fields__  # type: ignore[attr-defined]
-
-    def answer(name: str, value: object, known: list[str]) -> SettingError:
-        settings = {field.metadata.get("setting"): one for one, field in fields.items() if one in known}
+    def refusal(name: str, value: object, known: list[str]) -> SettingError:
         setting = SYNONYMS.get(name, name)
         short = setting.removeprefix("client_").removeprefix("server_")
         ours = settings.get(setting) or (short if short in known else None)
         way_out = f"did you mean {ours!r}?" if ours else nearest(name, known)
         return SettingError(f"{name}={shown(value)} is no argument of {made.__name__}: {way_out}")
 
-    return answers_unknown_keywords(answer)(made)
+    @functools.wraps(init)
+    def checked(self: Made, *args: Any, **keywords: Any) -> None:
+        for name, value in keywords.items():
+            if name not in known:
+                raise (answer or refusal)(name, value, known)
+        init(self, *args, **keywords)
+
+    made.__init__ = checked  # type: ignore[method-assign, assignment]
+    return made

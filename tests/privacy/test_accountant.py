@@ -13,6 +13,7 @@ from clipline.privacy.events import (
     GaussianEvent,
     NoSampling,
     PoissonSampling,
+    TruncatedPoissonSampling,
 )
 from clipline.privacy.ledger import Ledger, ledger_line
 from clipline.privacy.noise_split import split_noise
@@ -75,6 +76,16 @@ def test_the_report_says_which_accountant_was_tighter():
     by_renyi = account(Ledger().add(GaussianEvent(PoissonSampling(0.001), 0.8), 10**12), delta=DELTA, relation=ADD)
     assert by_renyi.accountant == "renyi"
     assert by_renyi.order > 1
+
+
+def test_a_cap_five_deviations_up_costs_next_to_nothing_and_one_at_two_much():
+    # The tail of the binomial is 3e-7 and 0.02. Poisson sampling alone gives 2.22335, a fixed size 9.469.
+    for cap, low, high in [(10**6 + 1, 2.22335, 2.2234), (14549, 2.2234, 2.2237), (14200, 3.5, 4.0)]:
+        capped = TruncatedPoissonSampling(0.013958, 10**6, cap)
+        assert low < spent(capped, 1.3958, 1500, DELTA, ADD) < high
+    tight = TruncatedPoissonSampling(0.013958, 10**6, 10000)  # always full
+    always_full = spent(STACK_OVERFLOW_FIXED, 1.3958, 1500, DELTA, ADD)
+    assert spent(tight, 1.3958, 1500, DELTA, ADD) <= always_full * (1 + 1e-9)  # rounding
 
 
 def test_pitfall_accountant_fed_z_delta_instead_of_z_understates_epsilon():
@@ -160,7 +171,7 @@ def test_rounds_may_change_and_their_order_and_grouping_do_not_matter_to_the_las
         (GaussianEvent(PoissonSampling(0.02), 1.5), 300),
         (GaussianEvent(PoissonSampling(0.01), 0.9), 80),
         (GaussianEvent(NoSampling(), 40.0), 5),
-        (GaussianEvent(FixedSizeSampling(1000, 10**5), 1.1), 50),
+        (GaussianEvent(TruncatedPoissonSampling(0.01, 10**5, 1200), 1.1), 50),
     ]
     values = set()
     for order in ([0, 1, 2, 3, 4], [3, 4, 1, 0, 2]):

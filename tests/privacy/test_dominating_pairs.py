@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 
 from clipline.errors import SettingError
-from clipline.privacy.dominating_pairs import check_supported, dominating_pair, renyi_curve
-from clipline.privacy.events import FixedSizeSampling, GaussianEvent, NoSampling, PoissonSampling
+from clipline.privacy.accountant import delta_at
+from clipline.privacy.dominating_pairs import _chance_of_at_least, check_supported, dominating_pair, renyi_curve
+from clipline.privacy.events import (
+    FixedSizeSampling,
+    GaussianEvent,
+    NoSampling,
+    PoissonSampling,
+    TruncatedPoissonSampling,
+)
+from clipline.privacy.ledger import Ledger
+from clipline.privacy.pld.one_round import loss_tails
 from clipline.privacy.relations import Relation
 from clipline.privacy.renyi import fixed_size_curve, gaussian_curve, poisson_curve, wang2019_curve
 
@@ -26,13 +35,13 @@ def test_one_round_of_replacement_covers_every_two_users_on_a_line():
     for x, other, displaced in itertools.product((-1, -0.3, 0.4, 1), repeat=3):
         p, q = ((1 - rate) * normal(displaced) + rate * normal(user) for user in (x, other))
         for epsilon in (0.0, 0.1, 0.5):
-            p_tail, q_tail = (t[0] for t in direction.positive.tails(np.array([epsilon])))
+            p_tail, q_tail = (t[0] for t in loss_tails(direction.positive, np.array([epsilon])))
             stick = np.maximum(p - math.exp(epsilon) * q, 0).sum() * (y[1] - y[0])
             assert stick <= p_tail - math.exp(epsilon) * q_tail + 1e-6
 
 
 def profile(direction, epsilon):
-    p_tail, q_tail = (tail[0] for tail in direction.positive.tails(np.array([epsilon])))
+    p_tail, q_tail = (tail[0] for tail in loss_tails(direction.positive, np.array([epsilon])))
     return p_tail - math.exp(epsilon) * q_tail
 
 
@@ -76,6 +85,38 @@ def test_no_explicit_population_reveals_more_than_is_charged(z, others):
     check_charged(GaussianEvent(FixedSizeSampling(2, 4), z), pairs, y)
 
 
+def test_a_cap_in_a_tiny_population_costs_at_least_what_two_explicit_users_reveal():
+    # Two users, each drawn with probability 1/2, a cohort of one at most; the victim adds +1, the other -1, noise 0.2.
+    # Nobody with 1/4; the victim alone 1/4; the other alone 1/4; both, and then one of them, 1/4. Without the victim:
+    # nobody 1/2, the other 1/2. By quadrature on a fine grid: the total variation distance, delta at epsilon 0.
+    y = np.linspace(-3, 3, 60_001)
+
+    def normal(centre):
+        return np.exp(-0.5 * ((y - centre) / 0.2) ** 2) / (0.2 * math.sqrt(2 * math.pi))
+
+    with_victim = 0.25 * normal(0) + 0.375 * normal(1) + 0.375 * normal(-1)
+    without = 0.5 * normal(0) + 0.5 * normal(-1)
+    truth = float(np.maximum(with_victim - without, 0).sum() * (y[1] - y[0]))
+    assert truth == pytest.approx(0.375, abs=0.01)
+    ledger = Ledger().add(GaussianEvent(TruncatedPoissonSampling(0.5, 2, 1), 0.2))
+    assert delta_at(ledger, epsilon=0.0, relation=ADD) >= truth
+
+
+@pytest.mark.parametrize(("least", "trials", "rate"), [(3, 10, 0.1), (60, 500, 0.1), (1, 4, 0.5), (500, 500, 0.9)])
+def test_the_chance_of_a_full_cohort_is_a_binomial_tail_and_never_less(least, trials, rate):
+    with mpmath.workdps(40):
+        q = mpmath.mpf(rate)
+        terms = (mpmath.binomial(trials, k) * q**k * (1 - q) ** (trials - k) for k in range(least, trials + 1))
+        exact = mpmath.fsum(terms)
+    assert exact <= _chance_of_at_least(least, trials, rate) <= exact * (1 + 3e-9)
+
+
+def test_a_cap_that_cannot_be_reached_is_poisson_sampling():
+    for relation in (ADD, REPLACE, ZERO_OUT):
+        capped = dominating_pair(GaussianEvent(TruncatedPoissonSampling(0.1, 50, 51), 1.3), relation)
+        assert capped.directions == dominating_pair(GaussianEvent(PoissonSampling(0.1), 1.3), relation).directions
+
+
 def test_a_round_without_sampling_is_two_normals_at_one_or_two_clips():
     for sampling in (NoSampling(), PoissonSampling(1.0), FixedSizeSampling(7, 7)):
         assert dominating_pair(GaussianEvent(sampling, 4.0), REPLACE).mu == 0.5
@@ -100,7 +141,7 @@ def test_symmetric_relations_have_one_direction_and_the_others_two_reverse_ones(
         assert one.reverse == other != one
 
 
-@pytest.mark.parametrize("sampling", [NoSampling(), PoissonSampling(0.1)])
+@pytest.mark.parametrize("sampling", [NoSampling(), PoissonSampling(0.1), TruncatedPoissonSampling(0.1, 50, 9)])
 def test_the_papers_convention_is_in_the_table_for_fixed_size_sampling_alone(sampling):
     with pytest.raises(SettingError, match=r"relation='paper' cannot be accounted with .*: use add-or-remove"):
         check_supported(GaussianEvent(sampling, 1.0), Relation.PAPER)
@@ -141,3 +182,13 @@ def test_a_curve_from_the_lattice_of_losses_is_an_upper_bound_and_close(order):
         exact = float(mpmath.log(moment) / (a - 1))
     ours = renyi_curve(GaussianEvent(PoissonSampling(rate), z), Relation.REPLACE_ONE, (order,))[0]
     assert exact <= ours <= exact * (1 + 0.002 * order)
+
+
+@pytest.mark.parametrize("order", [1.5, 4.0, 20.0])
+def test_the_curve_of_a_cap_is_the_moment_of_the_mixture(order):
+    # E exp((a - 1) L) of a mixture whose part is revealed is the weighted sum of the two moments.
+    capped = renyi_curve(GaussianEvent(TruncatedPoissonSampling(0.1, 500, 60), 2.0), ADD, (order,))[0]
+    tau = sum(math.comb(500, k) * 0.1**k * 0.9 ** (500 - k) for k in range(60, 501))
+    parts = [(1 - tau, poisson_curve(0.1, 2.0, np.array([order]))), (tau, poisson_curve(0.1, 1.0, np.array([order])))]
+    moment = sum(weight * math.exp((order - 1) * float(curve[0])) for weight, curve in parts)
+    assert capped == pytest.approx(math.log(moment) / (order - 1), rel=1e-7)

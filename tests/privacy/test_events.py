@@ -8,6 +8,7 @@ from clipline.privacy.events import (
     NoSampling,
     PoissonSampling,
     Statistic,
+    TruncatedPoissonSampling,
 )
 from clipline.privacy.noise_split import split_noise
 
@@ -16,6 +17,7 @@ EVENTS = [
     GaussianEvent(PoissonSampling(0.1), 1.3958),
     GaussianEvent(FixedSizeSampling(100, 3400), 0.513),
     GaussianEvent(GroupedPoissonSampling(0.1, 12, 5), 0.9),
+    GaussianEvent(TruncatedPoissonSampling(0.1, 3400, 400), 0.7),
     GaussianEvent(NoSampling(), 20.0, Statistic("vocabulary of city", "0f", 1e-8, True)),
     GaussianEvent(NoSampling(), 20.0, Statistic("vocabulary of city", "0f", 1e-8, True, example_level=True)),
 ]
@@ -43,7 +45,7 @@ def test_an_event_survives_json_which_is_flat():
         ({"sampling": "poison", "rate": 0.1, "noise_multiplier": 1}, "sampling='poison'.*did you mean 'poisson'"),
         (
             {"rate": 0.1, "noise_multiplier": 1},
-            "sampling=None must be one of none, poisson, grouped-poisson, fixed",
+            "sampling=None must be one of none, poisson, grouped-poisson, truncated-poisson, fixed",
         ),
         ({"sampling": "none", "rate": 0.1, "noise_multiplier": 1}, "unknown key 'rate' in an event with none sampling"),
         ({"sampling": "poisson", "noise_multiplier": 1}, "rate is missing"),
@@ -62,12 +64,20 @@ def test_a_rate_outside_its_limits_is_refused(rate):
         PoissonSampling(rate)
 
 
-def test_a_cohort_that_cannot_be_drawn_is_refused():
-    for kind, numbers, name in (
-        (FixedSizeSampling, (0, 5), "cohort_size=0"), (FixedSizeSampling, (6, 5), "cohort_size=6"),
-    ):  # fmt: skip
-        with pytest.raises(SettingError, match=name):
-            kind(*numbers)
+@pytest.mark.parametrize(
+    ("kind", "numbers", "name"),
+    [
+        (FixedSizeSampling, (0, 5), "cohort_size=0"),
+        (FixedSizeSampling, (6, 5), "cohort_size=6"),
+        (FixedSizeSampling, (1, 0), "population_size=0"),
+        (TruncatedPoissonSampling, (0, 9, 3), "rate=0"),
+        (TruncatedPoissonSampling, (0.5, 0, 3), "population_size=0"),
+        (TruncatedPoissonSampling, (0.5, 9, 0), "cap=0"),
+    ],
+)
+def test_a_cohort_that_cannot_be_drawn_is_refused(kind, numbers, name):
+    with pytest.raises(SettingError, match=name):
+        kind(*numbers)
 
 
 @pytest.mark.parametrize("noise_multiplier", [-1, float("inf"), float("nan"), None])

@@ -12,10 +12,10 @@ from clipline.privacy import (
     GroupedPoissonSampling,
     Ledger,
     NoSampling,
+    PoissonRuns,
     PoissonSampling,
     Relation,
     Statistic,
-    TruncatedNegativeBinomial,
     account,
     account_grid,
     account_renyi,
@@ -147,7 +147,7 @@ def test_a_relation_that_may_change_the_group_is_refused(relation):
         with pytest.raises(SettingError, match=f"relation='{relation}' cannot be accounted"):
             of(Ledger().add(EVENT, 8), delta=1e-6, relation=relation)
     with pytest.raises(SettingError, match="cannot be accounted"):
-        account_search(Ledger().add(EVENT, 8), TruncatedNegativeBinomial.with_mean(3), delta=1e-6, relation=relation)
+        account_search(Ledger().add(EVENT, 8), PoissonRuns(3), delta=1e-6, relation=relation)
 
 
 def test_one_round_alone_or_a_statistic_as_one_is_refused():
@@ -161,9 +161,7 @@ def test_searches_charge_every_run_for_its_own_blocks():
     ledger, blocks = Ledger().add(EVENT, 6), Ledger().add(BLOCK, 2)
     terms = {"delta": 1e-6, "relation": ADD_OR_REMOVE}
     assert account_grid(ledger, 3, **terms).epsilon == account(Ledger().add(BLOCK, 6), **terms).epsilon
-    found, expected = (
-        account_search(one, TruncatedNegativeBinomial.with_mean(3), **terms).epsilon for one in (ledger, blocks)
-    )
+    found, expected = (account_search(one, PoissonRuns(3), **terms).epsilon for one in (ledger, blocks))
     assert found == expected
 
 

@@ -11,7 +11,12 @@ from clipline.privacy.events import GaussianEvent, NoSampling, PoissonSampling
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.relations import Relation
 from clipline.privacy.renyi import epsilons, gaussian_curve, poisson_curve, wang2019_curve
-from clipline.privacy.selection import TruncatedNegativeBinomial, account_grid, account_search
+from clipline.privacy.selection import (
+    PoissonRuns,
+    TruncatedNegativeBinomial,
+    account_grid,
+    account_search,
+)
 
 ADD = Relation.ADD_OR_REMOVE
 ORDERS = np.array([*range(2, 65), 128, 256], dtype=float)
@@ -19,14 +24,21 @@ DELTA = 10**-6.6
 
 
 def test_every_row_of_the_oracle_table_is_met(oracle):
-    rows = [row for row in oracle("selection.csv") if row["runs_distribution"] != "poisson"]
-    assert len(rows) > 5
-    curves = {"poisson": poisson_curve, "wor": wang2019_curve, "gauss": lambda q, s, orders: gaussian_curve(s, orders)}
+    rows = oracle("selection.csv")
+    assert len(rows) == 9
+    curves = {
+        "poisson": poisson_curve,
+        "wor": wang2019_curve,
+        "gauss": lambda q, s, orders: gaussian_curve(s, orders),
+    }
     for row in rows:
         rate = int(row["m"]) / int(row["n"]) if row["n"] else 1.0
         divergences = int(row["T"]) * curves[row["base"]](rate, float(row["sigma_eff"]), ORDERS)
-        runs = TruncatedNegativeBinomial.with_mean(float(row["mean_runs"]), float(row["eta"]))
-        assert runs.gamma == pytest.approx(float(row["gamma"]), rel=1e-11)
+        if row["runs_distribution"] == "poisson":
+            runs = PoissonRuns(float(row["mean_runs"]))
+        else:
+            runs = TruncatedNegativeBinomial.with_mean(float(row["mean_runs"]), float(row["eta"]))
+            assert runs.gamma == pytest.approx(float(row["gamma"]), rel=1e-11)
         delta = 10**-6.6 if row["n"] else float(row["delta"])
         bounds = epsilons(runs.charge(ORDERS, divergences), ORDERS, delta)
         assert bounds.min() == pytest.approx(float(row["epsilon_search"]), rel=5e-10), row["row_id"]
@@ -55,15 +67,15 @@ def test_a_search_costs_more_than_one_run_and_less_than_releasing_all_on_average
 
 def test_the_more_runs_the_higher_the_price():
     ledger = Ledger().add(GaussianEvent(NoSampling(), 4.0))
-    laws = map(TruncatedNegativeBinomial.with_mean, (2.0, 5.0, 50.0))
-    prices = [account_search(ledger, law, delta=1e-6, relation=ADD).epsilon for law in laws]
-    assert prices == sorted(prices)
+    for law in (TruncatedNegativeBinomial.with_mean, PoissonRuns):
+        prices = [account_search(ledger, law(mean), delta=1e-6, relation=ADD).epsilon for mean in (2.0, 5.0, 50.0)]
+        assert prices == sorted(prices)
 
 
 def test_a_search_among_free_runs_is_free_and_among_runs_without_noise_priceless():
-    assert account_search(Ledger(), TruncatedNegativeBinomial.with_mean(3), delta=1e-6, relation=ADD).epsilon == 0
+    assert account_search(Ledger(), PoissonRuns(3), delta=1e-6, relation=ADD).epsilon == 0
     bare = Ledger().add(GaussianEvent(NoSampling(), 0.0))
-    assert math.isinf(account_search(bare, TruncatedNegativeBinomial.with_mean(3), delta=1e-6, relation=ADD).epsilon)
+    assert math.isinf(account_search(bare, PoissonRuns(3), delta=1e-6, relation=ADD).epsilon)
 
 
 def test_pitfall_a_fixed_number_of_runs_is_not_covered():
@@ -76,6 +88,7 @@ def test_pitfall_a_fixed_number_of_runs_is_not_covered():
     [
         (TruncatedNegativeBinomial, (-1, 0.5), "eta=-1"),
         (TruncatedNegativeBinomial, (1, 1), "gamma=1"),
+        (PoissonRuns, (0,), "mean=0"),
         (TruncatedNegativeBinomial.with_mean, (1,), "mean=1"),
     ],
 )

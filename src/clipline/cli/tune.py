@@ -101,6 +101,8 @@ def asked(task: str, given: dict[str, Any]) -> Question:
         search=given.get("search", "grid"),
         runs=given.get("runs", MOST_RUNS),
         reach=given.get("reach", 1),
+        sampler=given.get("sampler", "tpe"),
+        pruner=given.get("pruner", "median"),
         private_search=private_search,
         noise_multiplier=given.get("noise", LEAST),
         metric=given.get("metric"),
@@ -275,6 +277,8 @@ command = Command(
         ),
         _search(["--runs"], type=int, metavar="N", unset="25", help="Runs of step 1 at most."),
         _search(["--reach"], type=int, metavar="N", unset="1", help="Half decades to each side of the first grid."),
+        _search(["--sampler"], metavar="NAME", unset="tpe", help="Of optuna: tpe, random, qmc, gp."),
+        _search(["--pruner"], metavar="NAME", unset="median", help="Of optuna: median, halving, none."),
         _search(
             ["--private-search"], is_flag=True, default=None,
             help="Search on the private data; the price is charged and shown.",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         NoSampling,
         PoissonSampling,
         Statistic,
+        TruncatedPoissonSampling,
         sampling_named,
     )
     from .feasibility import NoiseTable
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
     from .numerics import gaussian_mu
     from .planning import Plan, plan, plan_table
     from .relations import Relation
-    from .selection import TruncatedNegativeBinomial, account_grid, account_search
+    from .selection import PoissonRuns, TruncatedNegativeBinomial, account_grid, account_search
 
 __all__ = [
     "DeltaNoise", "FixedSizeSampling", "GaussianEvent", "GroupedPoissonSampling", "Guarantee", "Ledger",
-    "NoSampling", "NoiseTable", "Plan", "PoissonSampling", "Relation", "Statistic",
-    "TruncatedNegativeBinomial", "account", "account_grid", "account_renyi",
+    "NoSampling", "NoiseTable", "Plan", "PoissonRuns", "PoissonSampling", "Relation", "Statistic",
+    "TruncatedNegativeBinomial", "TruncatedPoissonSampling", "account", "account_grid", "account_renyi",
     "account_search", "cohort_within", "default_relation", "delta_at", "gaussian_mu", "join_noise", "least_scale",
     "noise_multiplier_for", "plan", "plan_table", "rounded_up", "rounds_within",
     "sampling_named", "split_noise",
@@ -45,7 +46,7 @@ __getattr__, __dir__ = lazily(
         ".accountant": "account account_renyi default_relation delta_at",
         ".calibration": "cohort_within least_scale noise_multiplier_for rounds_within",
         ".events": "FixedSizeSampling GaussianEvent GroupedPoissonSampling NoSampling PoissonSampling Statistic "
-        "sampling_named",
+        "TruncatedPoissonSampling sampling_named",
         ".feasibility": "NoiseTable",
         ".guarantee": "Guarantee rounded_up",
         ".ledger": "Ledger",
@@ -53,6 +54,6 @@ __getattr__, __dir__ = lazily(
         ".numerics": "gaussian_mu",
         ".planning": "Plan plan plan_table",
         ".relations": "Relation",
-        ".selection": "TruncatedNegativeBinomial account_grid account_search",
+        ".selection": "PoissonRuns TruncatedNegativeBinomial account_grid account_search",
     },
 )

@@ -21,7 +21,7 @@ from .guarantee import AccountantName, Guarantee
 from .ledger import Ledger
 from .numerics import Array, gaussian_delta, gaussian_epsilon
 from .pld.compose import delta_of, epsilon_of, quick_epsilon_of, rough_epsilon_of
-from .pld.one_round import Direction, MixturePair, PositiveLoss, Rounds
+from .pld.one_round import Direction, MixturePair, PositiveLossPart, Rounds
 from .relations import Relation
 from .renyi import PAPER_ORDERS, deltas, epsilon_at, epsilons
 
@@ -211,7 +211,7 @@ def _composed_directions(events: Events, relation: Relation) -> tuple[float, tup
     if not sampled:
         return mu, ()
     # All rounds without sampling are one Gaussian round.
-    gaussian = PositiveLoss(MixturePair.REMOVE, 1.0, mu)
+    gaussian = (PositiveLossPart(MixturePair.REMOVE, 1.0, mu),)
     first: Rounds = ((Direction(gaussian, gaussian), 1),) if mu > 0 else ()
     number = max(len(pair.directions) for pair, _ in sampled)
     each = (tuple((pair.directions[i % len(pair.directions)], n) for pair, n in sampled) for i in range(number))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from ..errors import SettingError, check_choice, check_number, check_whole, nearest, refuse
 from .noise_split import DeltaNoise
 
-SamplingName = Literal["none", "poisson", "grouped-poisson", "fixed"]
+SamplingName = Literal["none", "poisson", "grouped-poisson", "truncated-poisson", "fixed"]
 _LONGEST_NAME = 400  # of a statistic, in letters
 
 
@@ -65,6 +65,32 @@ class GroupedPoissonSampling:
 
 
 @dataclass(frozen=True)
+class TruncatedPoissonSampling:
+    """Poisson sampling at `rate` from `population_size` users, but never more than `cap` of them.
+
+    If more than `cap` are drawn, `cap` of them are kept, every such set equally likely. The others count as not drawn.
+    A cap a few standard deviations above the expected cohort costs next to nothing.
+    """
+
+    rate: float
+    population_size: int
+    cap: int
+    name: ClassVar[SamplingName] = "truncated-poisson"
+
+    def __post_init__(self) -> None:
+        way_out = "give the share of users expected in a round, such as 0.01"
+        object.__setattr__(self, "rate", check_number("rate", self.rate, above=0, at_most=1, way_out=way_out))
+        way_out = "give the number of users in the population"
+        population = check_whole("population_size", self.population_size, at_least=1, way_out=way_out)
+        object.__setattr__(self, "population_size", population)
+        way_out = "give the most users that a round can take, well above rate * population_size"
+        object.__setattr__(self, "cap", check_whole("cap", self.cap, at_least=1, way_out=way_out))
+
+    def __str__(self) -> str:
+        return f"Poisson sampling at rate {self.rate:g} of {self.population_size} users, at most {self.cap}"
+
+
+@dataclass(frozen=True)
 class FixedSizeSampling:
     """Exactly `cohort_size` of `population_size` users, without replacement, drawn afresh each round."""
 
@@ -89,10 +115,11 @@ class FixedSizeSampling:
         return f"fixed-size sampling, {self.cohort_size} of {self.population_size} users"
 
 
-Sampling = NoSampling | PoissonSampling | GroupedPoissonSampling | FixedSizeSampling
+Sampling = NoSampling | PoissonSampling | GroupedPoissonSampling | TruncatedPoissonSampling | FixedSizeSampling
 
 _SAMPLINGS: dict[str, type[Sampling]] = {
-    kind.name: kind for kind in (NoSampling, PoissonSampling, GroupedPoissonSampling, FixedSizeSampling)
+    kind.name: kind
+    for kind in (NoSampling, PoissonSampling, GroupedPoissonSampling, TruncatedPoissonSampling, FixedSizeSampling)
 }
 
 
@@ -160,7 +187,8 @@ class GaussianEvent:
         if not isinstance(self.sampling, Sampling):
             raise SettingError(
                 f"sampling={self.sampling!r} must be a sampling: "
-                "give NoSampling(), PoissonSampling(rate) or FixedSizeSampling(cohort_size, population_size)"
+                "give NoSampling(), PoissonSampling(rate), TruncatedPoissonSampling(rate, population_size, cap) or "
+                "FixedSizeSampling(cohort_size, population_size)"
             )
         if self.statistic is not None and not isinstance(self.statistic, Statistic):
             raise refuse("statistic", self.statistic, "a Statistic or None", "leave it out for a round of training")

@@ -19,6 +19,7 @@ SAMPLERS = {
     "none": "no sampling",
     "poisson": "Poisson sampling",
     "grouped-poisson": "Poisson sampling from groups in turn, banded noise",
+    "truncated-poisson": "Poisson sampling with a cap",
     "fixed": "fixed-size sampling",
     "mixed": "mixed sampling",
 }
@@ -35,7 +36,7 @@ class Guarantee:
       epsilon: The privacy loss that `delta` is for. Infinity where nothing is promised.
       delta: The chance that is left for a larger loss.
       relation: Which two populations are neighbours.
-      sampler: "none", "poisson", "grouped-poisson" or "fixed"; "mixed" if rounds differ.
+      sampler: "none", "poisson", "grouped-poisson", "truncated-poisson" or "fixed"; "mixed" if rounds differ.
       accountant: Which of the two accountants gave epsilon.
       order: The Renyi order that gave epsilon. None for the privacy-loss accountant.
       rounds: How many rounds are covered.

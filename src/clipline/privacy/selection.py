@@ -1,7 +1,7 @@
 """What it costs to train several times and release the best run only (Papernot and Steinke 2022).
 
 The bound holds if
-- the number of runs K is drawn at random from the distribution below, independently of the data;
+- the number of runs K is drawn at random from one of the distributions below, independently of the data;
 - every run draws its settings at random from candidates fixed beforehand, and has the privacy of the costliest one;
 - only the best run leaves: no score, no clip and no model of the others;
 - the score by which runs are compared is public, or computed from users whose privacy the run accounts for too.
@@ -24,7 +24,7 @@ from .guarantee import Guarantee
 from .ledger import Ledger
 from .numerics import Array
 from .relations import Relation
-from .renyi import epsilons
+from .renyi import deltas, epsilons
 
 _ORDERS: Array = 1 + np.logspace(-2, 5, 7 * 48 + 1)
 
@@ -68,15 +68,35 @@ class TruncatedNegativeBinomial:
         return result
 
 
-def account_search(ledger: Ledger, runs: TruncatedNegativeBinomial, *, delta: float, relation: Relation) -> Guarantee:
+@dataclass(frozen=True)
+class PoissonRuns:
+    """A Poisson number of runs with this mean. If the number is zero, a default fixed beforehand is released."""
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        check_number("mean", self.mean, above=0, way_out="give the number of runs wanted on average, such as 10")
+
+    def charge(self, orders: Array, divergences: Array) -> Array:
+        """The Renyi curve of the released run, from the curve of one run at the same orders."""
+        own = np.log1p(1 / (orders - 1))
+        chances = np.array([deltas(divergences, orders, float(epsilon)).min() for epsilon in own])
+        result: Array = divergences + self.mean * chances + math.log(self.mean) / (orders - 1)
+        return np.maximum(result, divergences) if self.mean < 1 else result
+
+
+RunCount = TruncatedNegativeBinomial | PoissonRuns
+
+
+def account_search(ledger: Ledger, runs: RunCount, *, delta: float, relation: Relation) -> Guarantee:
     """The guarantee of releasing the best of `runs` runs, each of which is `ledger` (or costs no more).
 
     It replaces the guarantee of the released run and is not added to it. See the module for what must hold.
     """
-    if not isinstance(runs, TruncatedNegativeBinomial):
+    if not isinstance(runs, TruncatedNegativeBinomial | PoissonRuns):
         raise SettingError(
             f"runs={runs!r} must be a distribution of the number of runs, since a fixed number is not covered: "
-            "give TruncatedNegativeBinomial.with_mean(10), or use account_grid"
+            "give TruncatedNegativeBinomial.with_mean(10) or PoissonRuns(10), or use account_grid"
         )
     if any(event.statistic is not None for event in ledger.events):
         raise SettingError("ledger holds private statistics, which no run releases again: account for them apart")

@@ -1,8 +1,7 @@
-"""Independent random streams from one seed, each named by its purpose.
+"""Independent random streams from one seed or one secret key, each named by its purpose.
 
-Server-side randomness (who is sampled, the noise) comes as NumPy generators keyed by seed, purpose and round; from the
-system, as cryptographic generators under a key of 256 bits.
-A user's randomness (order of examples, dropout) is counter-based: a hash of seed, purpose, round, the user's identity
+Who is sampled and the noise come from generators keyed by seed, purpose and round: NumPy's, or cryptographic ones. A
+user's randomness (order of examples, dropout) is counter-based: a hash of seed, purpose, round, the user's identity
 (`Population.identities`: the user's own id, not the position in a list) and index. What a user draws does not depend on
 blocks, workers or devices, nor on other users who are added, removed or renamed.
 """
@@ -115,8 +114,7 @@ class Streams:
 
     def _generator(self, purpose: str, round_index: int) -> np.random.Generator:
         # Not cryptographic, but nobody sees what it draws where the key is secret, and every round has its own.
-        key = int.from_bytes(self._digest(purpose, round_index), "little")
-        return np.random.Generator(np.random.Philox(key=key))
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(self._digest(purpose, round_index), "little")))
 
     def _users_base(self, purpose: str, round_index: int) -> int:
         return int.from_bytes(self._digest(purpose, round_index)[:8], "little")

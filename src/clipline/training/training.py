@@ -54,7 +54,7 @@ from ..privacy.noise_split import default_count_stddev
 from ..privacy.relations import Relation
 from ..random.streams import Streams
 from ..settings import check
-from ..synonyms import SYNONYMS, answers_unknown_keywords, meant
+from ..synonyms import SYNONYMS, meant, refuses_unknown_keywords
 from .callbacks import Callback
 from .diagnosis import hopeless_text
 from .loop import Run, drive
@@ -95,7 +95,6 @@ def _misplaced(name: str, value: object, known: Iterable[str]) -> SettingError:
     )
 
 
-@answers_unknown_keywords(_misplaced)
 class Training:
     """Algorithm 1 on a model and the users of a population: checked when it is made, trained by `run()`.
 
@@ -479,6 +478,9 @@ class Training:
             after=state.ledger,
             at_most=remaining,
         )
+
+
+refuses_unknown_keywords(Training, _misplaced)
 
 
 def _guarantee(

@@ -19,12 +19,13 @@ from clipline.privacy.events import (
     GaussianEvent,
     NoSampling,
     PoissonSampling,
+    TruncatedPoissonSampling,
 )
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.numerics import gaussian_epsilon
 from clipline.privacy.pld.compose import LOG_CONVERSION, delta_of, epsilon_of, quick_epsilon_of, total_moments
 from clipline.privacy.pld.discretised import TILTS
-from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLoss
+from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLossPart
 from clipline.privacy.relations import Relation
 from clipline.privacy.renyi import epsilon_at
 
@@ -45,6 +46,7 @@ samplings = st.one_of(
     st.just(NoSampling()),
     st.floats(1e-6, 1).map(PoissonSampling),
     st.integers(1, 10**6).map(lambda m: FixedSizeSampling(m, 10**6)),
+    st.floats(1e-3, 1).map(lambda q: TruncatedPoissonSampling(q, 10**4, math.ceil(1e4 * q + 300))),
 )
 SLACK = 1 + 2e-5  # of the lattice of losses
 
@@ -89,7 +91,7 @@ def test_privacy_losses_are_tighter_than_the_renyi_curve(sampling, z, rounds, lo
 
 
 def test_the_whole_domain_gives_numbers_at_or_above_certified_lower_bounds():
-    # Warnings are errors in this suite, so that this also finds every overflow. Two of four samplings and relations at
+    # Warnings are errors in this suite, so that this also finds every overflow. Two of five samplings and relations at
     # each point, in turn: every rate, noise and number of rounds meets all of them.
     population = 10**9
     points = itertools.product(
@@ -97,14 +99,16 @@ def test_the_whole_domain_gives_numbers_at_or_above_certified_lower_bounds():
         [0.2, 1.0, 30.0, 1e3],
         [(1, 1e-15), (1, 0.1), (1000, 1e-6), (10**6, 1e-15), (10**6, 0.1)],
     )
-    turns = itertools.cycle([(0, 2), (1, 3), (0, 3), (1, 2), (2, 3)])
+    turns = itertools.cycle([(0, 2), (1, 3), (4, 2), (0, 3), (1, 4), (2, 3), (4, 0)])
     for (rate, z, (rounds, delta)), turn in zip(points, turns, strict=False):
         fixed = FixedSizeSampling(round(rate * population), population)
+        capped = TruncatedPoissonSampling(rate, population, math.ceil(rate * population + 4e4 * math.sqrt(rate)))
         cases = [
             (PoissonSampling(rate), ADD, 1),
             (PoissonSampling(rate), REPLACE, 1),
             (fixed, REPLACE, 2),
             (fixed, ZERO_OUT, 1),
+            (capped, ADD, 1),
         ]
         for sampling, relation, shift in (cases[i] for i in turn):
             epsilon = spent(sampling, z, rounds, delta, relation)
@@ -119,7 +123,7 @@ def test_gaussians_convolved_are_the_one_gaussian_that_they_are(counts, delta):
     shifts, rounds, mu = (0.03, 0.21), [], 0.0
     for shift, count in zip(shifts, counts, strict=True):
         if count:
-            whole = PositiveLoss(MixturePair.REMOVE, 1.0, shift)
+            whole = (PositiveLossPart(MixturePair.REMOVE, 1.0, shift),)
             rounds.append((Direction(whole, whole), count))
             mu = math.hypot(mu, shift * math.sqrt(count))
     exact = gaussian_epsilon(mu, delta)
@@ -184,7 +188,7 @@ def test_an_epsilon_that_protects_nothing_is_an_upper_bound_to_four_digits(z, ro
 
 def gaussian_rounds(mu, count):
     """`count` rounds of two normals at distance mu: the total loss is N(m, 2 m) with m = count mu^2 / 2."""
-    part = PositiveLoss(MixturePair.REMOVE, 1.0, mu)
+    part = (PositiveLossPart(MixturePair.REMOVE, 1.0, mu),)
     return ((Direction(part, part), count),)
 
 

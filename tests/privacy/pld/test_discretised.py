@@ -12,9 +12,16 @@ from clipline.privacy.events import (
     GaussianEvent,
     NoSampling,
     PoissonSampling,
+    TruncatedPoissonSampling,
 )
-from clipline.privacy.pld.discretised import TILTS, DiscretisedLoss, coarse_curve, coarse_log_moments, discretise
-from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLoss
+from clipline.privacy.pld.discretised import (
+    TILTS,
+    DiscretisedLoss,
+    coarse_curve,
+    coarse_log_moments,
+    discretise,
+)
+from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLossPart, loss_tails
 from clipline.privacy.relations import Relation
 
 ADD, REPLACE, ZERO_OUT = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE, Relation.ZERO_OUT
@@ -22,12 +29,14 @@ ADD, REPLACE, ZERO_OUT = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE, Relation.
 
 def gaussian(mu):
     """Two unit normals at distance mu: the loss is N(mu^2 / 2, mu^2), and E exp(t L) = exp(t (t + 1) mu^2 / 2)."""
-    part = PositiveLoss(MixturePair.REMOVE, 1.0, mu)
+    part = (PositiveLossPart(MixturePair.REMOVE, 1.0, mu),)
     return Direction(part, part)
 
 
 @pytest.mark.parametrize("relation", [ADD, REPLACE, ZERO_OUT])
-@pytest.mark.parametrize("sampling", [PoissonSampling(0.1), FixedSizeSampling(7, 50), NoSampling()])
+@pytest.mark.parametrize(
+    "sampling", [PoissonSampling(0.1), FixedSizeSampling(7, 50), TruncatedPoissonSampling(0.1, 500, 60), NoSampling()]
+)
 def test_connected_dots_keep_both_totals_and_lie_above_the_profile(sampling, relation):
     for direction in dominating_pair(GaussianEvent(sampling, 1.2), relation).directions:
         fine = np.linspace(0, 12, 12001)
@@ -37,7 +46,7 @@ def test_connected_dots_keep_both_totals_and_lie_above_the_profile(sampling, rel
         # Under Q the total is at most one: what is missing has an infinite or a raised loss.
         assert (coarse.mass * np.exp(-coarse.losses)).sum() <= 1 + 1e-9
         for epsilon in (0.0, 0.013, 0.2, 1.1):
-            p_tail, q_tail = (x[0] for x in direction.positive.tails(np.array([epsilon])))
+            p_tail, q_tail = (x[0] for x in loss_tails(direction.positive, np.array([epsilon])))
             above = coarse.losses > epsilon
             stick = (coarse.mass[above] * -np.expm1(epsilon - coarse.losses[above])).sum() + coarse.infinity_mass
             assert stick >= p_tail - math.exp(epsilon) * q_tail - 1e-13
@@ -46,7 +55,7 @@ def test_connected_dots_keep_both_totals_and_lie_above_the_profile(sampling, rel
 def test_halving_the_spacing_quarters_the_error():
     # Connecting the dots of a smooth convex profile errs by the square of the spacing, and upwards.
     direction, epsilon = gaussian(1.0), 0.7301
-    p_tail, q_tail = (tail[0] for tail in direction.positive.tails(np.array([epsilon])))
+    p_tail, q_tail = (tail[0] for tail in loss_tails(direction.positive, np.array([epsilon])))
     exact, errors = p_tail - math.exp(epsilon) * q_tail, []
     for step in (0.08, 0.04, 0.02):
         # Halfway between two points of the lattice, where the error is largest.

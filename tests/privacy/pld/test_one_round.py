@@ -8,9 +8,16 @@ import pytest
 from scipy.special import ndtr
 
 from clipline.privacy.accountant import account, delta_at
-from clipline.privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling
+from clipline.privacy.events import FixedSizeSampling, GaussianEvent, PoissonSampling, TruncatedPoissonSampling
 from clipline.privacy.ledger import Ledger
-from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLoss, _log_odds_below, loss_range
+from clipline.privacy.pld.one_round import (
+    Direction,
+    MixturePair,
+    PositiveLossPart,
+    _log_odds_below,
+    loss_range,
+    loss_tails,
+)
 from clipline.privacy.relations import Relation
 
 ADD, REPLACE, ZERO_OUT = Relation.ADD_OR_REMOVE, Relation.REPLACE_ONE, Relation.ZERO_OUT
@@ -35,9 +42,23 @@ def test_hockey_sticks_are_those_of_the_two_mixtures(pair, rate, shift):
         for place in PLACES[pair]
     )
     for loss in (1e-4, 0.01, 0.3):
-        p_tail, q_tail = (float(x[0]) for x in PositiveLoss(pair, rate, shift).tails(np.array([loss])))
+        p_tail, q_tail = (float(x[0]) for x in loss_tails((PositiveLossPart(pair, rate, shift),), np.array([loss])))
         stick = np.maximum(p - math.exp(loss) * q, 0).sum() * (y[1] - y[0])
         assert p_tail - math.exp(loss) * q_tail == pytest.approx(stick, rel=1e-6, abs=1e-14)
+
+
+def one_part(pair, rate, shift, weight=1.0):
+    return (PositiveLossPart(pair, rate, shift, weight),)
+
+
+def test_the_tails_of_a_mixture_are_the_weighted_sum_of_its_parts():
+    losses = np.array([0.0, 0.3, 2.0])
+    parts = [one_part(MixturePair.REMOVE, 0.1, 1.0, 0.75), one_part(MixturePair.REPLACE, 0.2, 0.5, 0.25)]
+    mixed = loss_tails((*parts[0], *parts[1]), losses)
+    for index in (0, 1):
+        apart = 0.75 * loss_tails(one_part(MixturePair.REMOVE, 0.1, 1.0), losses)[index]
+        apart = apart + 0.25 * loss_tails(one_part(MixturePair.REPLACE, 0.2, 0.5), losses)[index]
+        np.testing.assert_allclose(mixed[index], apart, rtol=1e-15)
 
 
 @pytest.mark.parametrize("rate", [1e-12, 1e-9, 1e-6, 0.001, 0.3, 0.9, 1 - 1e-6])
@@ -52,7 +73,7 @@ def test_the_log_odds_of_adding_keep_their_digits_up_to_the_greatest_loss(rate):
 
 def gaussian(mu):
     """Two unit normals at distance mu: the loss is N(mu^2 / 2, mu^2) under P, in both directions."""
-    part = PositiveLoss(MixturePair.REMOVE, 1.0, mu)
+    part = one_part(MixturePair.REMOVE, 1.0, mu)
     return Direction(part, part)
 
 
@@ -139,3 +160,12 @@ def test_a_round_that_nearly_always_reveals_nothing_costs_next_to_nothing():
 def test_a_delta_that_allows_it_gives_zero():
     # The total variation of a round is at most its rate.
     assert account(Ledger().add(GaussianEvent(PoissonSampling(1e-4), 1.0)), delta=1e-4, relation=ADD).epsilon == 0
+
+
+def test_a_capped_round_lies_between_its_two_parts():
+    deltas = [
+        delta_at(Ledger().add(GaussianEvent(sampling, 1.0)), epsilon=0.5, relation=ADD)
+        for sampling in (PoissonSampling(0.01), TruncatedPoissonSampling(0.01, 1000, 15), FixedSizeSampling(10, 1000))
+    ]
+    assert deltas == sorted(deltas)
+    assert deltas[0] < deltas[2]

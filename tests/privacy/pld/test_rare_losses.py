@@ -10,7 +10,7 @@ import pytest
 from clipline.privacy.accountant import account, delta_at
 from clipline.privacy.calibration import noise_multiplier_for
 from clipline.privacy.dominating_pairs import dominating_pair
-from clipline.privacy.events import GaussianEvent, PoissonSampling
+from clipline.privacy.events import GaussianEvent, PoissonSampling, TruncatedPoissonSampling
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.pld import rare_losses
 from clipline.privacy.pld.total import on_lattice
@@ -60,6 +60,7 @@ def test_delta_undoes_epsilon(case, relation):
         (PoissonSampling(1e-7), 1000, 1e-12, ADD),
         (PoissonSampling(1e-6), 1000, 1e-10, REPLACE),
         (PoissonSampling(1e-8), 2, 1e-14, ZERO),
+        (TruncatedPoissonSampling(1e-5, 10**6, 40), 500, 1e-11, ADD),
     ],
 )
 def test_epsilon_falls_with_noise_also_where_losses_are_rare(sampling, rounds, delta, relation):

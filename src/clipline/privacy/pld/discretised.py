@@ -21,7 +21,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..numerics import Array
-from .one_round import COARSE_LOSSES, Direction, loss_range
+from .one_round import COARSE_LOSSES, Direction, loss_range, loss_tails
 
 _BLOCK = 1 << 17  # numbers that a table of moments works on at once: a megabyte, which stays in the cache
 _MOST_EXPONENT = 3e4
@@ -76,9 +76,9 @@ def _scaled_log_sums(exponents: Array, mass: Array) -> Array:
 
 def discretise(direction: Direction, positive: Array, negative: Array) -> DiscretisedLoss:
     """The loss on the lattice -negative[-1] ... 0 ... positive[-1]; both arrays ascend from 0."""
-    p, q = direction.positive.tails(positive)
+    p, q = loss_tails(direction.positive, positive)
     up, stay = _divide(p[:-1] - p[1:], q[:-1] - q[1:], positive[:-1], np.diff(positive), p[:-1])
-    reverse_p, reverse_q = direction.negative.tails(negative)
+    reverse_p, reverse_q = loss_tails(direction.negative, negative)
     steps = np.diff(negative)
     raised, kept = _divide(
         reverse_q[:-1] - reverse_q[1:], reverse_p[:-1] - reverse_p[1:], -negative[1:], steps, reverse_q[:-1]

@@ -54,16 +54,30 @@ class MixturePair(Enum):
 
 
 @dataclass(frozen=True)
-class PositiveLoss:
-    """The part L > 0 of one pair."""
+class PositiveLossPart:
+    """`weight` times the part L > 0 of one pair."""
 
     pair: MixturePair
     rate: float
     shift: float
+    weight: float = 1.0
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """(P(L > l), Q(L > l)) for each l >= 0 of `losses`. Both are relatively precise."""
-        return _TAILS[self.pair](losses, self.rate, self.shift)
+        """(P(L > l), Q(L > l)) for each l >= 0 of `losses`, times the weight. Both are relatively precise."""
+        under_p, under_q = _TAILS[self.pair](losses, self.rate, self.shift)
+        return self.weight * under_p, self.weight * under_q
+
+
+PositiveLoss = tuple[PositiveLossPart, ...]  # a mixture: the weights add up to one
+
+
+def loss_tails(parts: PositiveLoss, losses: Array) -> tuple[Array, Array]:
+    """(P(L > l), Q(L > l)) of a mixture whose component is revealed: profiles are averaged."""
+    under_p, under_q = np.zeros_like(losses), np.zeros_like(losses)
+    for part in parts:
+        more_p, more_q = part.tails(losses)
+        under_p, under_q = under_p + more_p, under_q + more_q
+    return under_p, under_q
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,7 @@ def loss_range(direction: Direction, above: float, below: float) -> tuple[float,
 
 @lru_cache(maxsize=256)
 def _coarse_tails(direction: Direction) -> tuple[Array, Array]:
-    return direction.positive.tails(COARSE_LOSSES)[0], direction.negative.tails(COARSE_LOSSES)[1]
+    return loss_tails(direction.positive, COARSE_LOSSES)[0], loss_tails(direction.negative, COARSE_LOSSES)[1]
 
 
 def _first_below(tail: Array, limit: float) -> float:
@@ -101,7 +115,7 @@ def _first_below(tail: Array, limit: float) -> float:
 
 def one_round_deltas(direction: Direction, epsilons: Array) -> Array:
     """The delta of one round at each epsilon >= 0, rounded up: by 10^-12 of P(L > epsilon), and never to zero."""
-    under_p, under_q = direction.positive.tails(epsilons)
+    under_p, under_q = loss_tails(direction.positive, epsilons)
     growth = np.exp(np.minimum(epsilons, 700.0))  # where e^epsilon would overflow, a smaller factor: an upper bound
     result: Array = np.clip((1 + _TAIL_ERROR) * under_p - (1 - _TAIL_ERROR) * growth * under_q, 1e-300, 1.0)
     return result

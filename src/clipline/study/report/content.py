@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MUCH = 10.0  # an epsilon above which little is promised
 _HIDDEN = {  # what a report says in the place of a seed, by where the noise came from
     "seed": "not shown: whoever knows it can subtract the noise",
+    "none": "not shown: another run may draw its noise from it",
     "system": "not shown: cohorts and noise came from the operating system, not from it",
 }
 _INSIDERS = "other examples of the training users"
@@ -116,14 +117,14 @@ def cautions(run: ReportedRun) -> list[str]:
 
 
 def shown_settings(run: ReportedRun) -> dict[str, str]:
-    """The settings as text, less the seed of a run with noise: a report is made to be given away.
+    """The settings as text, less the seed: a report is made to be given away, also beside a run of the same seed.
 
     A study's record tells it anyway, and its runs are told apart by it.
     """
-    shown = {}
-    for name, value in run.settings.items():
-        hidden = name == "seed" and not run.of_study and run.noise_multiplier != 0
-        shown[name] = _HIDDEN.get(str(run.setting("noise_source")), "not shown") if hidden else _plain(value)
+    shown = {name: _plain(value) for name, value in run.settings.items()}
+    if "seed" in shown and not run.of_study:
+        source = "none" if run.noise_multiplier == 0 else str(run.setting("noise_source"))
+        shown["seed"] = _HIDDEN.get(source, "not shown")
     return shown
 
 

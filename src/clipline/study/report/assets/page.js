@@ -446,7 +446,7 @@
       if (extra.points && few) series.forEach((one) => (one.points = one.x.length <= 60));
       const more = extra.more ? extra.more(onePer(runs), known) : [];
       const end = Math.max(1, ...runs.map((run) => Math.max(run.rounds, poll && run.planned || 0)));
-      return { title, x_label: "round", span: (u, low, high) => (low === high || high === null ? [0, end] : [Math.min(low, 1) === 1 || low <= 1 ? 0 : low, high]),
+      return { title, x_label: "round", span: (u, low, high) => (u.data[0].length < 2 || high === null ? [0, end] : [Math.min(low, 1) === 1 || low <= 1 ? 0 : low, high]),
         series: [...series, ...more], ...extra, ...(extra.words ? extra.words(runs) : {}),
         levels: extra.levels && (() => extra.levels(onePer(runs), known)), numbers: () => numbersOf(series, title) };
     });
@@ -688,7 +688,8 @@
       { name: "state", get: (run) => stateWords(run.state) },
     ].filter(Boolean);
     const main = (run) => Object.keys(run.final)[0], best = new Map();
-    rows.forEach((run) => { const name = main(run), first = best.get(run.task); if (name && (!first || better(name)(run.best[name], first.best[name]) < 0)) best.set(run.task, run); });
+    const some = rows.some((run) => run.private), all = rows.every((run) => run.private);
+    rows.filter((run) => run.private || !some).forEach((run) => { const name = main(run), first = best.get(run.task); if (name && (!first || better(name)(run.best[name], first.best[name]) < 0)) best.set(run.task, run); });
     const order = (a, b) => (a === null ? 1 : b === null ? -1 : typeof a === "number" ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true }));
     if (state.sort) {
       const { get } = columns.find((c) => c.name === state.sort.name) || columns[0];
@@ -701,7 +702,8 @@
     });
     const body = rows.map((run) => el("tr", { class: best.get(run.task) === run ? "best" : null }, columns.map((c) => el("td", { class: c.number ? "number" : null }, c.show ? c.show(run) : short(c.get(run))))));
     const each = seeds ? el("button", { type: "button", id: "each-seed", "aria-pressed": state.each, class: "on-screen", onclick: () => { state.each = !state.each; sortAgain(); } }, state.each ? "Seeds together" : "Each run by itself") : null;
-    const told = el("p", { class: "quiet" }, seeds && !state.each ? "A row is a configuration, its numbers the means over its seeds. " : "", "The best is bold and stands first.");
+    const told = el("p", { class: "quiet" }, seeds && !state.each ? "A row is a configuration, its numbers the means over its seeds. " : "",
+      `Sorted by ${state.sort ? state.sort.name : "the metric"}. Bold: the best${some && !all ? " of those that are private" : ""}.`);
     return [el("h2", { id: "runs" }, seeds ? `${data.runs.length} runs of ${grouped.length} configurations` : `${data.runs.length} runs`),
       el("div", { id: "runs-part" }, told, each, el("div", { class: "scroll tall", id: "runs-table", tabindex: "0", role: "region", "aria-labelledby": "runs" },
         el("table", null, el("thead", null, el("tr", null, head)), el("tbody", null, body))))];
@@ -735,8 +737,8 @@
   }
 
   function differences() {
-    const each = configurations(data.runs), of = each.map((run) => new Map(run.settings)), seeds = each.length < data.runs.length;
-    const names = [...new Set(of.flatMap((settings) => [...settings.keys()]))].filter((name) => !(seeds && name === "seed"));
+    const each = configurations(data.runs), of = each.map((run) => new Map(run.settings));
+    const names = [...new Set(of.flatMap((settings) => [...settings.keys()]))].filter((name) => name !== "seed");
     if (each.length < 2 || each.length > MANY || !names.length) return null;
     return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Settings that differ" },
       table([{ name: "differs in" }, ...each.map((run) => ({ name: run.label }))], names.map((name) => [name, ...of.map((settings) => settings.get(name) || "–")])));
