@@ -56,7 +56,9 @@ def asked(task: str, given: dict[str, Any]) -> Question:
     if task.endswith(".toml"):
         file = read_toml(Path(task))
         check_given(file, f"config {task!r}")
-        task = file.pop("task", None) or _no_task(task)
+        if "task" not in file:
+            raise SettingError(f'config {task!r} has no task: write task = "handwriting", say')
+        task = file.pop("task")
     pick: dict[str, Any] = {name: file[name] for name in ("epsilon", "delta", "relation") if name in file}
     pick |= given
     cohort_size = pick.pop("cohort_size", COHORT)
@@ -236,10 +238,6 @@ def _share(value: object) -> float:
         return float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
         raise refuse("degradation", value, "a share such as 5% or 0.05", "5% is the paper's") from None
-
-
-def _no_task(path: str) -> str:
-    raise SettingError(f'config {path!r} has no task: write task = "handwriting", say')
 
 
 _target, _trial, _search, _run = (partial(Option, group=group) for group in (_TARGET, _TRIAL, _SEARCH, _RUN))

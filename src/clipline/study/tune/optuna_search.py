@@ -163,6 +163,6 @@ def _sampler(optuna: Any, name: str) -> Any:
 
 
 def _pruner(optuna: Any, name: str) -> Any:
-    if name == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=_STARTUP)
-    return optuna.pruners.SuccessiveHalvingPruner() if name == "halving" else optuna.pruners.NopPruner()
+    of = optuna.pruners
+    kinds = {"median": of.MedianPruner(n_startup_trials=_STARTUP), "halving": of.SuccessiveHalvingPruner()}
+    return kinds.get(name) or of.NopPruner()
