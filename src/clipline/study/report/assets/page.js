@@ -185,7 +185,7 @@
   }
   function csvOf({ spec, series }) {
     const table = joined(series), cell = (v) => (v === null || v === undefined ? "" : /[",\n]/.test(v) ? `"${String(v).replaceAll('"', '""')}"` : v);
-    const names = series.map((one) => (one.edge ? `${one.label} ${one.edge}` : one.label));
+    const names = series.map((one) => `${one.label}${one.edge ? ` ${one.edge}` : one.mean ? " mean" : ""}`);
     const rows = table[0].map((x, i) => [spec.ticks ? spec.ticks[x] : x, ...series.map((_, k) => table[k + 1][i])]);
     return [[spec.ticks ? spec.x_label : "round", ...names], ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
   }
@@ -403,20 +403,19 @@
     const name = (i) => (kept.spec.ticks ? kept.spec.ticks[u.data[0][i]] : `round ${short(u.data[0][i])}`);
     let shown = kept.series.map((one, i) => [one, i + 1]).filter(([one]) => !one.hidden() && !one.edge);
     if (kept.spec.ticks) shown = shown.filter(([, i]) => typeof u.data[i][at] === "number");
-    if (shown.length > READ_OUT) {
-      const top = u.cursor.top;
-      const far = ([, i]) => { const v = u.data[i][nearest(u.data[i], at)]; return v === null ? Infinity : Math.abs(u.valToPos(v, "y") - top); };
-      shown = shown.map((one) => [far(one), one]).sort((a, b) => a[0] - b[0]).slice(0, 1).map(([, one]) => one);
-    }
-    const said = shown.map(([one, i]) => {
+    const far = ([, i]) => { const v = u.data[i][nearest(u.data[i], at)]; return v === null ? Infinity : Math.abs(u.valToPos(v, "y") - u.cursor.top); };
+    const closest = [...shown].sort((a, b) => far(a) - far(b));
+    if (shown.length > READ_OUT) shown = closest.slice(0, 1);
+    const words = ([one, i]) => {
       const place = nearest(u.data[i], at);
       const note = one.notes && one.notes[place] ? ` (${one.notes[place]})` : "";
       return `${one.label} ${short(u.data[i][place])}${place !== at && !kept.spec.ticks ? ` in ${name(place)}` : ""}${note}`;
-    });
-    kept.readout.textContent = `${name(at)}: ${said.join(" · ")}`;
+    };
+    kept.readout.textContent = `${name(at)}: ${shown.map(words).join(" · ")}`;
     if (!kept.plot.matches(":hover")) return; // the others of the shared crosshair have their line below
     const over = u.over, left = u.cursor.left > over.clientWidth / 2;
-    kept.tip.replaceChildren(...[name(at), ...said].map((text) => el("div", null, text)));
+    kept.tip.replaceChildren(el("div", null, name(at)), ...shown.filter((one) => closest.indexOf(one) < FEW).map((one) =>
+      el("div", null, el("span", { style: { color: one[0].color } }, "■ "), words(one)))); // those next to the pointer
     Object.assign(kept.tip.style, { top: `${over.offsetTop + 6}px`, left: left ? "" : `${over.offsetLeft + u.cursor.left + 12}px`,
       right: left ? `${kept.plot.clientWidth - over.offsetLeft - u.cursor.left + 12}px` : "" });
     kept.tip.hidden = false;
@@ -460,7 +459,7 @@
       if (members.length === 1) return members;
       const [x, ...columns] = joined(members), rows = x.map((_, i) => columns.map((of) => of[i]).filter((v) => typeof v === "number"));
       const kept = x.map((_, i) => i).filter((i) => rows[i].length), of = (get) => kept.map((i) => get(rows[i]));
-      const whole = { ...members[0], x: kept.map((i) => x[i]), label: `${label}, mean of ${members.length}` };
+      const whole = { ...members[0], x: kept.map((i) => x[i]), label, mean: true };
       return [{ ...whole, y: of(mean) }, { ...whole, label, edge: "highest", y: of((row) => Math.max(...row)) }, { ...whole, label, edge: "lowest", y: of((row) => Math.min(...row)) }];
     });
   }
