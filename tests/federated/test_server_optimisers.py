@@ -133,8 +133,8 @@ def test_the_largest_fan_in_is_that_of_the_layers_that_train(layers, fan_in):
 
 
 def test_wide_layers_lower_the_rate_that_nobody_gave():
-    assert for_rounds(ServerNormalised(), 100, 9216).lr == pytest.approx(5 / 96 / 10, rel=1e-12)
-    assert for_rounds(ServerNormalised(), 100, 182).lr == pytest.approx(0.037, rel=1e-12)  # 5 / sqrt(182) = 0.3706
+    assert for_rounds(ServerNormalised(), 100, 10_000).lr == pytest.approx(0.002, rel=1e-12)
+    assert for_rounds(ServerNormalised(), 100, 204).lr == pytest.approx(0.037, rel=1e-12)  # 20 / 204^(3/4) = 0.3705
     assert for_rounds(ServerNormalised(0.2), 100, 9216).lr == 0.2
 
 
