@@ -449,7 +449,7 @@ command = Command(
     train,
     [
         Argument(["task"], required=False, help=_TASKS),
-        *flags_for(name for name in SETTINGS if name != "task"),
+        *flags_for((name for name in SETTINGS if name != "task"), also={"population_size": "--users"}),
         _option(["--config"], type=PATH, help="Settings as TOML; flags override it."),
         _option(["--model"], metavar="FILE.py", help="The same as TASK; a file that only --config names is not run."),
         _option(["--out"], type=PATH, unset="runs/...", help="Run directory, new or empty."),
