@@ -91,13 +91,9 @@ def clipped(upload: Uploads = None, *, least_replies: int = 2, noise_multiplier:
 
 
 def _answer(
-    message: Message,
-    context: Context,
-    call_next: TrainFunction,
-    upload: Uploads,
-    least_replies: int,
+    message: Message, context: Context, call_next: TrainFunction, upload: Uploads, least_replies: int,
     least_noise: float,
-) -> RecordDict:
+) -> RecordDict:  # fmt: skip
     told = message.content[TOLD]
     secure = isinstance(upload, SecureSum)
     if secure and told["stage"] in ("boxes", "masked", "answers"):
@@ -211,11 +207,7 @@ def _bytes_reply(values: Mapping[int, bytes]) -> RecordDict:
 
 
 def vector_in(content: RecordDict, like: NDArray[Any]) -> NDArray[Any]:
-    """The array of a reply, as many bytes as `like`. What the reply says of its shape is not read.
-
-    Raises:
-      Exception: For anything else, as `bytes_in` does.
-    """
+    """The array of a reply, as many bytes as `like`. What the reply says of its shape is not read. Raises otherwise."""
     (data,) = [array.data for array in _only(content, ArrayRecord).values()]
     if len(data) != like.nbytes:
         raise ValueError
@@ -223,7 +215,7 @@ def vector_in(content: RecordDict, like: NDArray[Any]) -> NDArray[Any]:
 
 
 def bytes_in(content: RecordDict, size: int) -> dict[int, bytes]:
-    """The bytes of a reply by numbers, each of this size."""
+    """The bytes of a reply by numbers, each of this size. Raises otherwise."""
     found = {int(number): value for number, value in _only(content, ConfigRecord).items()}
     if not all(isinstance(value, bytes) and len(value) == size for value in found.values()):
         raise ValueError
