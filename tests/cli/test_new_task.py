@@ -1,6 +1,7 @@
 """`clipline new-task` writes a task that runs, and `clipline predict` what the trained model says."""
 
 import csv
+import errno
 import json
 import re
 import shlex
@@ -85,6 +86,17 @@ def test_a_task_for_a_table_runs_as_printed_and_knows_no_value_of_it(sales, tmp_
     sales.ok(*train[1:], "--rounds", 2, "--cohort-size", 20, "--workers", 1)
     out, _ = sales.ok(*predict[1:], "--json")
     assert json.loads(out)["rows"] == len(ROWS)
+
+
+def test_a_full_disk_is_told_with_what_to_do(sales, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.mkdir", full)
+    code, _, err = sales("new-task", "mine")
+    assert (code, err) == (
+        2, "error: a file cannot be written: No space left on device: make room, or give another path\n"
+    )  # fmt: skip
 
 
 def test_classes_are_written_by_name_beside_the_ids(sales, tmp_path):

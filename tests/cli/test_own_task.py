@@ -361,6 +361,15 @@ def test_a_table_is_read_as_the_file_says_in_training_and_in_prediction(mine, tm
     assert cl.load("run", model="mine.py").predict("t.csv")[:2].tolist() == [[1, 0, 7], [0, 1, 1]]
 
 
+def test_a_plan_counts_the_users_who_would_train(mine, tmp_path):
+    for data, flags in (("store", []), ("table.npz", ["--user-column", "user"])):
+        mine.ok("train", "mine.py", "--data", data, *flags, "--workers", 1, "--rounds", 1, "--out", data + ".run")
+    out, _ = mine.ok("plan", "--config", "store.run/settings.toml", "--json")
+    assert json.loads(out)["population_size"] == 64  # 16 of the 80 are measured on
+    err = mine.refused("plan", "--config", "table.npz.run/settings.toml")
+    assert "plan counts no users in the table 'table.npz': give --population-size" in err
+
+
 def test_a_figure_of_the_paper_is_made_of_a_file(mine, tmp_path):
     flags = ["--rounds", 3, "--cohort-size", 8, "--clip-start", 0.3]
     command = ["reproduce", "fig3", "--task", "mine.py", "--data", "store", "--out", "study", *flags]
@@ -380,8 +389,14 @@ def test_a_figure_of_the_paper_is_made_of_a_file(mine, tmp_path):
     ("arguments", "words"),
     [
         (["mine.py"], "data=None must be given for 'mine.py', which generates no users: give --data DIR or FILE"),
-        (["mine.py", "--data", "nowhere"], "--data 'nowhere' does not exist: give a table (.parquet, .csv, .tsv, .jso"),
-        (["mine.py", "--data", "tabel.npz"], "--data 'tabel.npz' does not exist: did you mean 'table.npz'?"),
+        (
+            ["mine.py", "--data", "nowhere"],
+            "--data 'nowhere' does not exist or is no regular file: give a table (.parquet, .csv",
+        ),
+        (
+            ["mine.py", "--data", "tabel.npz"],
+            "--data 'tabel.npz' does not exist or is no regular file: did you mean 'table.npz'?",
+        ),
         (["mine.py", "--data", "empty"], "--data 'empty' must be a folder made by clipline data prepare, or a table"),
         (["mine.py", "--data", "table.npz"], "user_column=None must be given for the table 'table.npz'"),
         (["mine.py", "--data", "table.npz", "--user-column", "usr"], "has no user column 'usr': did you mean 'user'?"),

@@ -44,6 +44,23 @@ def test_a_figure_that_is_interrupted_says_how_to_go_on(clipline, monkeypatch):
     assert "interrupted with 0 finished runs in s: give the same command again, and none is repeated" in err
 
 
+def test_a_task_that_cannot_end_does_not_stop_the_next(clipline, monkeypatch):
+    from clipline.errors import RunError
+    from clipline_paper.study import recompute
+
+    asked = []
+
+    def fails(what, protocol, *arguments, **options):
+        asked.append(protocol.task)
+        raise RunError("there is no clip range")
+
+    monkeypatch.setattr(recompute, "reproduce", fails)
+    code, _, err = clipline("reproduce", "fig7", "--task", "handwriting,emnist_cr", "--out", "s")
+    assert (code, asked) == (2, ["handwriting", "emnist_cr"])
+    assert "fig7, handwriting: there is no clip range" in err
+    assert "fig7 of 2 of 2 tasks did not end" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

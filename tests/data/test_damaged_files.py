@@ -1,11 +1,18 @@
 """Files that are damaged, absurd or hostile: every reader refuses them with one sentence."""
 
+import gzip
 import io
+import os
+import re
+import tracemalloc
 import zipfile
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
+from clipline.data.readers import tables
 from clipline.data.readers.tables import read_table
 from clipline.data.store import write_store
 from clipline.errors import PopulationError
@@ -83,3 +90,65 @@ def test_npz_members_that_are_no_arrays(x, words, tmp_path):
         file.writestr("user.npy", array(np.arange(4)))
         file.writestr("x.npy", x)
     assert words in refused(read_table(tmp_path / "a.npz", "user"), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl.gz", "a.parquet", "a.npz"])
+def test_a_pipe_or_a_device_is_no_table(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    (tmp_path / f"zero{name}").symlink_to("/dev/zero")
+    for file in (name, f"zero{name}"):
+        assert "is no regular file" in refused(read_table(tmp_path / file, "user"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "words"),
+    [
+        ("a.jsonl.gz", b'{"user": 1, "x": "a"}\n{"user": 1, "x": "', "line 2 of .* has more than 16777216 bytes"),
+        ("a.csv.gz", b"user,x\n1,a\n2,", "a row has more than 1048576 bytes"),
+    ],
+)
+def test_a_cell_of_400_mb_in_a_small_file_is_refused_before_it_is_in_memory(name, begin, words, tmp_path):
+    (tmp_path / name).write_bytes(gzip.compress(begin) + gzip.compress(b"1" * 1_000_000) * 400)
+    tracemalloc.start()
+    sentence = refused(read_table(tmp_path / name, "user"), tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert re.search(words, sentence)
+    assert peak < 100_000_000
+
+
+def test_a_line_may_be_as_long_as_the_limit(tmp_path, monkeypatch):
+    line = b'{"user": 1, "x": 2}\n'
+    (tmp_path / "a.jsonl").write_bytes(line * 9)
+    for limit in (len(line), len(line) - 1):
+        monkeypatch.setattr(tables, "ROW_BYTES", limit)
+        if limit == len(line):
+            assert sum(len(ids) for ids, _ in read_table(tmp_path / "a.jsonl", "user")) == 9
+        else:
+            assert "line 1 of " in refused(read_table(tmp_path / "a.jsonl", "user"), tmp_path)
+
+
+def test_long_rows_of_parquet_are_refused_by_what_the_footer_says_of_the_columns_that_are_read(tmp_path):
+    wide = pa.ListArray.from_arrays([0, 1, 5_000_001], pa.array(np.ones(5_000_001, np.int8)))  # 8 bytes an entry
+    pa.parquet.write_table(pa.table({"user": [1, 2], "y": [3, 4], "x": wide}), tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 5000
+    sentence = refused(read_table(tmp_path / "a.parquet", "user"), tmp_path)
+    assert "a row of " in sentence
+    assert (
+        "at 8 bytes an entry or more, has more than 16777216 bytes, the limit of a row: leave its longest column out"
+        in sentence
+    )
+    ((ids, _),) = read_table(tmp_path / "a.parquet", "user", fields=["y"])
+    assert len(ids) == 2
+
+
+def test_an_archive_that_unpacks_to_more_than_the_limit_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "a.npz", user=np.arange(4), x=np.zeros((4, 1000)))
+    size = 2 * 128 + 4 * 8 + 4 * 1000 * 8  # two headers of NumPy, four ids, the values
+    monkeypatch.setattr(tables, "NPZ_BYTES", size)
+    assert sum(len(ids) for ids, _ in read_table(tmp_path / "a.npz", "user")) == 4
+    monkeypatch.setattr(tables, "NPZ_BYTES", size - 1)
+    monkeypatch.setattr(zipfile.ZipFile, "open", None)
+    assert f"it unpacks to {size} bytes, the limit is {size - 1}" in refused(
+        read_table(tmp_path / "a.npz", "user"), tmp_path
+    )

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import tracemalloc
 
 import numpy as np
@@ -52,7 +53,7 @@ def test_opening_a_million_users_takes_next_to_no_memory(tmp_path):
         ({"tasks": [1]}, "is no manifest with checksums (tasks is [1])"),
         ({"origin": "mine"}, "is no manifest with checksums (origin is 'mine')"),
         ({"sha256": {"../x": "00"}}, "sha256 of '../x' is '00'"),
-        *(({"fields": [name]}, "cannot name a file") for name in (1, "../x", "/x", "", "x\0", "y" * 400)),
+        *(({"fields": [name]}, "cannot name a file") for name in (1, "../x", "/x", "", "x\0", "\ud800", "y" * 400)),
         ({"fields": ["x", "x"]}, "field 'x' comes twice"),
         ({"fields": []}, "population has 0 fields"),
     ],
@@ -65,6 +66,26 @@ def test_a_manifest_that_is_none_is_refused_with_the_reason(change, words, tmp_p
     with pytest.raises(PopulationError) as error:
         Population.open(path)
     assert words in str(error.value)
+
+
+def test_names_that_no_file_can_have_are_refused(tmp_path):
+    path = Population.from_arrays([1, 2], x=[1, 2]).save(tmp_path / "p")
+    entries = json.loads((path / "population.json").read_text())
+    for name in ("y" * 400, "\ud800", ""):
+        (path / "population.json").write_text(json.dumps({**entries, "sha256": {name: "0"}}))
+        with pytest.raises(PopulationError, match="is missing: prepare the data again"):
+            verify_store(path)
+        with pytest.raises(PopulationError, match="cannot name a file"):
+            Population.from_arrays([1], **{name: [1.0]}).save(tmp_path / "q")
+
+
+@pytest.mark.parametrize("name", ["population.json", "offsets.npy", "field.x.npy", "user_ids.npy"])
+def test_a_pipe_in_a_store_is_refused_and_nobody_waits_for_it(name, tmp_path):
+    path = Population.from_arrays([1, 2], x=[1, 2]).save(tmp_path / "p")
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    with pytest.raises(PopulationError, match="no regular file but a pipe or a device"):
+        Population.open(path)
 
 
 def npy(header):

@@ -6,7 +6,7 @@ import torch
 
 from clipline import ServerAdam, ServerNormalised, ServerSGD, ServerYogi, SettingError
 from clipline.federated.mechanism import MeanNoise, Release
-from clipline.federated.server_optimisers import AVERAGE, AveragedServer, scheduled
+from clipline.federated.server_optimisers import AVERAGE, AveragedServer, scheduled, server_for
 from clipline.privacy.events import GaussianEvent, PoissonSampling
 
 EVENT = GaussianEvent(PoissonSampling(0.1), 1.0)
@@ -112,6 +112,25 @@ def test_the_normalised_servers_rate_follows_from_the_rounds_and_not_from_the_sc
     assert small.tolist() == pytest.approx(large.tolist(), rel=1e-9)
     with pytest.raises(SettingError, match="lr=None must be given where no training says how many rounds"):
         run(ServerNormalised(), [[1.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    ("shapes", "weights", "kind"),
+    [
+        ([(4, 2), (4,), (3, 4)], (0.024, 0.0, 0.024), ServerSGD),
+        ([(4, 2), (4,), (3, 4)], (0.026, 0.0, 0.026), ServerNormalised),
+        ([(4, 2), (4,), (3, 4)], (0.0, 0.0, 0.0), ServerNormalised),
+        ([(4, 2), (4,)], (0.001, 0.0), ServerNormalised),  # linear: a scale means nothing
+        ([(4, 2), (4, 2)], (0.03, 0.016), ServerSGD),  # sqrt((0.0009 + 0.000256) / 2) = 0.02404
+        ([(4, 2), (4, 2)], (0.032, 0.016), ServerNormalised),  # 0.0253
+    ],
+)
+def test_a_deep_model_with_small_first_weights_has_sgd_where_no_server_is_given(shapes, weights, kind):
+    filled = [torch.full(shape, weight) for shape, weight in zip(shapes, weights, strict=True)]
+    model = torch.nn.ParameterList([torch.nn.Parameter(one) for one in filled])
+    model.append(torch.nn.Parameter(torch.full((9, 9), 1e-4), requires_grad=False))  # frozen ones do not count
+    chosen = server_for(model, 0.5, "linear")
+    assert (type(chosen), chosen.momentum, chosen.lr_schedule) == (kind, 0.5, "linear")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -11,12 +11,7 @@ from clipline.privacy.events import GaussianEvent, NoSampling, PoissonSampling
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.relations import Relation
 from clipline.privacy.renyi import epsilons, gaussian_curve, poisson_curve, wang2019_curve
-from clipline.privacy.selection import (
-    PoissonRuns,
-    TruncatedNegativeBinomial,
-    account_grid,
-    account_search,
-)
+from clipline.privacy.selection import PoissonRuns, TruncatedNegativeBinomial, account_grid, account_search
 
 ADD = Relation.ADD_OR_REMOVE
 ORDERS = np.array([*range(2, 65), 128, 256], dtype=float)
@@ -26,11 +21,7 @@ DELTA = 10**-6.6
 def test_every_row_of_the_oracle_table_is_met(oracle):
     rows = oracle("selection.csv")
     assert len(rows) == 9
-    curves = {
-        "poisson": poisson_curve,
-        "wor": wang2019_curve,
-        "gauss": lambda q, s, orders: gaussian_curve(s, orders),
-    }
+    curves = {"poisson": poisson_curve, "wor": wang2019_curve, "gauss": lambda q, s, orders: gaussian_curve(s, orders)}
     for row in rows:
         rate = int(row["m"]) / int(row["n"]) if row["n"] else 1.0
         divergences = int(row["T"]) * curves[row["base"]](rate, float(row["sigma_eff"]), ORDERS)

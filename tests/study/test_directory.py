@@ -104,3 +104,17 @@ def test_a_crash_while_writing_leaves_no_record(copied, monkeypatch):
     assert len(list((copied.path / "runs").iterdir())) == 3  # the file that was being written counts for nothing
     assert len(StudyDirectory(copied.path).records()) == 2
     assert StudyDirectory(copied.path).check() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "is damaged"),
+        ('{"format": 99, "experiments": {}, "asked": []}', "must have format 1"),
+        ('{"format": 1, "experiments": {}}', "is damaged"),
+    ],
+)
+def test_a_study_of_another_kind_is_refused(tmp_path, text, says):
+    (tmp_path / "study.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RunError, match=says):
+        StudyDirectory(tmp_path)

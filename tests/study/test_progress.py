@@ -1,19 +1,25 @@
 from clipline.study.study import StudyProgress
 
 
+def words(progress, now):
+    """What stands before the bar, below it and after it."""
+    head, tail, below = progress.words(now)
+    return "  ".join(filter(None, (head, below, tail)))
+
+
 def test_time_left_is_that_of_the_rounds_left_at_the_speed_so_far(monkeypatch):
     # 4 runs of 10 rounds, one done before. After the first round 11 in 5.5 s: 18 of 30 are left, half a second each.
     monkeypatch.setattr("clipline.study.study.time.perf_counter", lambda: 100.5)
     progress = StudyProgress(shown=False)
     progress.begin(dict.fromkeys("abcd", 10), ["d"])
     progress.start(["a", "b"])
-    assert progress.text(100.0) == "runs 1/4 done  2 running"
+    assert words(progress, 100.0) == "runs 1/4 done  2 running"
     for run in "aaaaaabbbbbb":
         progress.round(run)
-    assert "left" not in progress.text(100.6)  # too early to tell
-    assert progress.text(106.0) == "runs 1/4 done  2 running  0:00:09 left"
+    assert "left" not in words(progress, 100.6)  # too early to tell
+    assert words(progress, 106.0) == "runs 1/4 done  2 running  0:00:09 left"
     progress.end(["a"])  # early: 4 rounds of b and 10 of c are left
-    assert progress.text(106.0) == "runs 2/4 done  1 running  0:00:07 left"
+    assert words(progress, 106.0) == "runs 2/4 done  1 running  0:00:07 left"
 
 
 def test_lines_say_what_is_done_running_and_failed(capsys):

@@ -47,17 +47,10 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"clip": "nan"},
-        {"clip": "-1"},
-        {"clip": "x"},
-        {"round_index": "-3"},
-        {"round_index": "1" * 5000},
-        {"noise": "[0, 1]"},  # of which no tensor is there
-        {"noise": "7"},
-        {"ledger": "null"},
-        {"ledger": "[7]"},
-        {"ledger": "[" * 100_000},
-        {"ledger": '[{"count": 1, "event": 7}]'},
+        *({"clip": odd} for odd in ("nan", "-1", "x")),
+        *({"round_index": odd} for odd in ("-3", "1" * 5000)),
+        *({"noise": odd} for odd in ("[0, 1]", "7")),  # of which no tensor is there
+        *({"ledger": odd} for odd in ("null", "[7]", "[" * 100_000, '[{"count": 1, "event": 7}]')),
         {"ledger": '[{"count": -1, "event": {"sampling": "poisson", "rate": 0.1, "noise_multiplier": 1.0}}]'},
     ],
 )
@@ -149,17 +142,6 @@ def test_where_checkpoints_come_fast_the_latest_waits_and_flush_does_not(tmp_pat
     writer.write(first)
     writer.close()
     assert written == [1, 5, 1]
-
-
-def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path):
-    (state,) = states(1)
-    writer = CheckpointWriter(tmp_path / "missing" / "c")
-    writer.write(state)
-    with pytest.raises(Exception, match=r"No such file|os error"):
-        writer.flush()
-    with pytest.raises(Exception, match=r"No such file|os error"):
-        writer.write(state)
-    writer.close()
 
 
 def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import warnings
-from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -214,32 +213,6 @@ def test_the_budget_ends_one_run_of_several_and_its_callbacks_are_told():
     assert log == ["start", "round 0", "round 1", "end", "close"]
 
 
-# Reports --------------------------------------------------------------------------------------------------------------
-
-
-class Slow(Callback):
-    """Measures every round, and answers only when it is let."""
-
-    def __init__(self):
-        self.begun = []
-
-    def measure(self, state, *, last):
-        self.begun.append(Future())
-        if len(self.begun) > 1:  # the one before answers when the next round is done
-            self.begun[-2].set_result({"round": float(state.round_index - 2)})
-        if last:
-            self.begun[-1].set_result({"round": float(state.round_index - 1)})
-        return self.begun[-1]
-
-
-def test_reports_come_in_order_with_their_own_metrics_however_late_these_are():
-    log = []
-    result = training(rounds=5).run([Slow(), Logged(log)])
-    assert [report.metrics for report in result.reports] == [{"round": float(t)} for t in range(5)]
-    assert [line for line in log if line.startswith("round")] == [f"round {t}" for t in range(5)]
-    assert result.metrics == {"round": 4.0}
-
-
 # The process ----------------------------------------------------------------------------------------------------------
 
 
@@ -340,7 +313,7 @@ def test_what_is_no_list_of_callbacks_is_refused_in_a_sentence(wrong):
         training(rounds=1).run(wrong)
 
 
-# training/test_interrupt.py -----------------------------------------------------------------------------------------
+# Ctrl-C ---------------------------------------------------------------------------------------------------------------
 
 
 class Press(Callback):

@@ -358,16 +358,6 @@ def test_a_checkpoint_of_an_earlier_key_is_not_gone_on_with_under_a_later_one(tm
     assert training("system").resume(tmp_path / "r").guarantee.rounds == charged + 4
 
 
-def test_every_run_of_one_training_has_a_key_of_its_own():
-    run, keys = training("system"), set()
-    for _ in range(2):
-        result = run.run([StopAfter(0)])
-        keys.add(run.key.unprivate_bytes)
-        run.run(state=result.state)
-        keys.add(run.key.unprivate_bytes)
-    assert len(keys) == 4
-
-
 def test_a_ledger_that_is_lost_or_cut_short_by_a_crash_is_restored(crashed):
     written = Ledger.read(crashed / LEDGER)
     with (crashed / LEDGER).open("a") as file:

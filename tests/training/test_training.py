@@ -79,16 +79,11 @@ def test_with_system_entropy_neither_noise_nor_cohorts_can_be_replayed():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"clip": FixedClip(0.5)},
-        {"clip": ScheduledClip({0: 1.0, 3: 0.1})},
-        {"clip": QuantileClip(quantile=0.9, rule="linear")},
-        {"server": ServerAdam(0.05)},
-        {"sampling": "fixed"},
-        {"noise_multiplier": 0.0},
-        {"noise_multiplier": 0.0, "clip": FixedClip(math.inf)},
-        {"cohort_size": 60},
+        {"clip": FixedClip(0.5)}, {"clip": ScheduledClip({0: 1.0, 3: 0.1})}, {"server": ServerAdam(0.05)},
+        {"clip": QuantileClip(quantile=0.9, rule="linear")}, {"sampling": "fixed"}, {"noise_multiplier": 0.0},
+        {"noise_multiplier": 0.0, "clip": FixedClip(math.inf)}, {"cohort_size": 60},
     ],
-)
+)  # fmt: skip
 def test_parts_fit_the_place_of_any_other_of_their_kind(changes):
     result = training(**changes).run()
     assert result.state.params.isfinite().all()

@@ -38,9 +38,11 @@ def plan(
 ) -> None:
     """Find the missing one of epsilon, noise multiplier, cohort size and rounds, or a table of them.
 
-    Users and epsilon alone give a table: clipline plan --users 20000 --epsilon 3
+    Users and epsilon alone give a table, and all but one give a plan:
 
-    Give all but one for a plan: clipline plan --users 1000000 --cohort 1000 --rounds 1500 --epsilon 4
+    clipline plan --users 20000 --epsilon 3
+
+    clipline plan --users 1000000 --cohort 1000 --rounds 1500 --epsilon 4
 
     With --parameters P or --model FILE.py either says whether such a model can be trained, and what would help.
     """

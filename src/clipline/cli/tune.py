@@ -56,7 +56,9 @@ def asked(task: str, given: dict[str, Any]) -> Question:
     if task.endswith(".toml"):
         file = read_toml(Path(task))
         check_given(file, f"config {task!r}")
-        task = file.pop("task", None) or _no_task(task)
+        if "task" not in file:
+            raise SettingError(f'config {task!r} has no task: write task = "handwriting", say')
+        task = file.pop("task")
     pick: dict[str, Any] = {name: file[name] for name in ("epsilon", "delta", "relation") if name in file}
     pick |= given
     cohort_size = pick.pop("cohort_size", COHORT)
@@ -101,6 +103,8 @@ def asked(task: str, given: dict[str, Any]) -> Question:
         search=given.get("search", "grid"),
         runs=given.get("runs", MOST_RUNS),
         reach=given.get("reach", 1),
+        sampler=given.get("sampler", "tpe"),
+        pruner=given.get("pruner", "median"),
         private_search=private_search,
         noise_multiplier=given.get("noise", LEAST),
         metric=given.get("metric"),
@@ -236,10 +240,6 @@ def _share(value: object) -> float:
         raise refuse("degradation", value, "a share such as 5% or 0.05", "5% is the paper's") from None
 
 
-def _no_task(path: str) -> str:
-    raise SettingError(f'config {path!r} has no task: write task = "handwriting", say')
-
-
 _target, _trial, _search, _run = (partial(Option, group=group) for group in (_TARGET, _TRIAL, _SEARCH, _RUN))
 command = Command(
     "tune",
@@ -275,6 +275,8 @@ command = Command(
         ),
         _search(["--runs"], type=int, metavar="N", unset="25", help="Runs of step 1 at most."),
         _search(["--reach"], type=int, metavar="N", unset="1", help="Half decades to each side of the first grid."),
+        _search(["--sampler"], metavar="NAME", unset="tpe", help="Of optuna: tpe, random, qmc, gp."),
+        _search(["--pruner"], metavar="NAME", unset="median", help="Of optuna: median, halving, none."),
         _search(
             ["--private-search"], is_flag=True, default=None,
             help="Search on the private data; the price is charged and shown.",

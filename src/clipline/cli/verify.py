@@ -47,11 +47,11 @@ def verify(run: Path, seal: str | None, sign: Path | None, verify_signature: Pat
         say(f"{run}: no guarantee")
         return 1
     say(f"{run}: {found.guarantee}" if found.both is None else f"{run}:\n{found.both}")
-    say(f"  epsilon by privacy loss and Renyi  {found.guarantee.epsilon:.6g}, {found.renyi:.6g}")
-    say(f"  rounds charged                     {found.guarantee.rounds}")
-    say(f"  seal                               {found.seal}")
+    say(f"  epsilon    {found.guarantee.epsilon:.6g} by privacy loss, {found.renyi:.6g} by Renyi")
+    say(f"  rounds     {found.guarantee.rounds} charged")
+    say(f"  seal       {found.seal}")
     if by is not None:
-        say(f"  signed by                          {by}")
+        say(f"  signed by  {by}")
     if not found.finished:
         say("  the run has not ended: its model and card are still to come")
     say("  the files contradict each other: do not rely on this" if problems else "  all files agree with the ledger")

@@ -49,9 +49,11 @@ def check_exists(name: str, path: Path) -> None:
         return
     way_out = "give a table (.parquet, .csv, .tsv, .jsonl or .npz), or a folder made by clipline data prepare"
     if is_folder(path.parent):
-        beside = difflib.get_close_matches(path.name, [one.name for one in path.parent.iterdir()], n=1, cutoff=0.75)
+        beside = difflib.get_close_matches(
+            path.name, [one.name for one in path.parent.iterdir() if one != path], n=1, cutoff=0.75
+        )
         way_out = f"did you mean {str(path.with_name(beside[0]))!r}?" if beside else way_out
-    raise PopulationError(f"{name}={str(path)[:200]!r} does not exist: {way_out}")
+    raise PopulationError(f"{name}={str(path)[:200]!r} does not exist or is no regular file: {way_out}")
 
 
 def existing_file(path: str | Path) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from numpy.typing import NDArray
 
 from .. import __version__
-from ..errors import PopulationError
+from ..errors import PopulationError, regular
+from .chunks import is_file
 
 MANIFEST = "population.json"
 VERSION = 1
@@ -97,7 +99,7 @@ def read_entries(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / MANIFEST
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(regular(path).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise PopulationError(
             f"{str(folder)!r} holds no {MANIFEST}: give a folder made by clipline data prepare or Population.save"
@@ -117,9 +119,8 @@ def check_field_names(names: Iterable[object]) -> list[str]:
         if (
             not isinstance(name, str)
             or name != Path(name).name
-            or "\0" in name
-            or not name
-            or len(name.encode(errors="replace")) > _LONGEST
+            or not re.fullmatch(r"[^\0\ud800-\udfff]+", name)  # nor a lone surrogate
+            or len(name.encode()) > _LONGEST
         ):
             shown = name if not isinstance(name, str) else name[:80]
             raise PopulationError(
@@ -139,7 +140,7 @@ def verify_store(folder: str | Path, *, largest: int | None = None) -> Manifest:
     manifest = read_manifest(folder)
     for name, expected in manifest.sha256.items():
         path = Path(folder) / name
-        if not path.is_file():
+        if not is_file(path):
             raise PopulationError(f"{str(path)!r} is missing: prepare the data again")
         if largest is not None and path.stat().st_size > largest:
             continue

@@ -15,7 +15,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import PopulationError, SettingError, check_number, check_whole, refuse
+from ..errors import PopulationError, SettingError, check_number, check_whole, refuse, regular
 from ..privacy.events import GaussianEvent
 from ..random.streams import Streams
 from .array_checks import check_field, check_finite, check_ids, check_user_ids, checked_offsets, overlapping
@@ -198,7 +198,7 @@ class Population:
         scratch: str | Path | None = None,
         **columns: Unpack[ColumnKeywords],
     ) -> Population:
-        """Group the rows of a file by user. The file may be larger than memory, unless it is NPZ.
+        """Group the rows of a file by user. The file may be larger than memory; NPZ has up to 1 GiB.
 
         To group a large file once and open it often, use `clipline data prepare table` and `Population.open`.
 
@@ -840,7 +840,7 @@ def _opened_field(folder: Path, name: str, packed: Any) -> Field:
 def _mapped(path: Path) -> NDArray[Any]:
     """An `.npy` file as a memory map."""
     try:
-        return np.lib.format.open_memmap(path, mode="r")
+        return np.lib.format.open_memmap(regular(path), mode="r")
     except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways
         found = short(error).partition("; expected")[0]  # NumPy goes on with bytes of the file
         raise PopulationError(f"{str(path)!r} cannot be opened ({found}): prepare or save the data again") from None

@@ -9,7 +9,7 @@ from sys import float_info
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import SettingError, check_number, refuse
 from ..lr_schedules import FactorTable, LrSchedule, lr_factor, tabulated
@@ -21,6 +21,7 @@ ServerState = Mapping[str, Tensor]
 AVERAGE = "average of models"  # the name of that tensor in a server's state
 _HIGHEST_RATE = 1e30  # that of the setting server_lr
 _LENGTH = 0.37  # of all steps of `ServerNormalised`, in units of sqrt(rounds * parameters), if all went one way
+_SMALLEST_WEIGHTS = 0.025  # of a deep model that steps of that length do not drown, as root mean square
 _KEPT_OF_SQUARES = 0.99  # of their running mean, from round to round
 _KEPT_OF_AVERAGE = 0.9  # of the average of models, from round to round
 _LARGEST_FACTOR = 1e38  # finite in float32: where no user moved the model, its product with no momentum is no step
@@ -172,6 +173,10 @@ class ServerNormalised:
     The clip's scale drops out, and so nearly does the users' learning rate. All of it is made of released and public
     numbers, so it costs no privacy.
 
+    It destroys large deep models whose initial weights are small. Where no server is given, `Training` takes
+    `ServerSGD()` for a model with several weight matrices if the root mean square of its initial parameters that are
+    not zero is below 0.025.
+
     Args:
       lr: How far a round moves a parameter, as root mean square, if all rounds pull one way. Left out it is
         0.37 / sqrt(rounds), which needs no tuning.
@@ -264,6 +269,22 @@ class ScheduledServer:
         inner = {name: value for name, value in state.items() if name != "rounds_done"}
         params, after = of_round.update(params, inner, release)
         return params, {**after, "rounds_done": done + 1}
+
+
+def server_for(model: nn.Module, momentum: float = 0.9, lr_schedule: LrSchedule | None = None) -> Ours:
+    """The server where none is given: normalised, but SGD for deep models whose initial weights are small.
+
+    A normalised server moves a parameter by up to 0.37 in a training, whatever its size. In a large model with a
+    root mean square of 0.018 that was noise beyond repair. Parameters that start at zero do not count. A model with one
+    weight matrix is linear, and a scale means nothing to it.
+    """
+    trained = [one.detach() for one in model.parameters() if one.requires_grad]
+    squares = sum(float(torch.linalg.vector_norm(one, dtype=torch.float64)) ** 2 for one in trained)
+    count = sum(int(one.count_nonzero()) for one in trained)
+    deep = sum(one.ndim > 1 for one in trained) > 1
+    if deep and 0 < squares < count * _SMALLEST_WEIGHTS**2:
+        return ServerSGD(momentum=momentum, lr_schedule=lr_schedule)
+    return ServerNormalised(momentum=momentum, lr_schedule=lr_schedule)
 
 
 def for_rounds(optimiser: ServerOptimiser, rounds: int) -> ServerOptimiser:

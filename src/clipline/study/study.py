@@ -261,12 +261,7 @@ class StudyProgress:
             self._bar.close()
         self._bar = None
 
-    def text(self, now: float) -> str:
-        """In a line."""
-        head, tail, below = self._words(now)
-        return "  ".join(filter(None, (head, below, tail)))
-
-    def _words(self, now: float) -> tuple[str, str, str]:
+    def words(self, now: float) -> tuple[str, str, str]:
         """What stands before the bar, after it and below it. Time left is told once there is a speed to tell it by."""
         stage = f"{self._stage + 1} of {len(self.stages)}: {self.stages[self._stage]}" if self.stages else ""
         left, tail = sum(self._left.values()), ""
@@ -286,4 +281,4 @@ class StudyProgress:
         if self._bar is not None:
             self._share = max(self._share, 1 - sum(self._left.values()) / max(1, self._asked))
             done = round(_WHOLE * (max(0, self._stage) + self._share))
-            self._bar.show(done, *self._words(time.perf_counter()), quiet=quiet)
+            self._bar.show(done, *self.words(time.perf_counter()), quiet=quiet)

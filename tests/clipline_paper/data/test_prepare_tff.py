@@ -118,3 +118,12 @@ def test_the_catalogue_agrees_with_the_paper():
     for data in CATALOGUE.values():
         assert data.downloads[0].url.endswith(".sqlite.lzma")
         assert all(download.sha256 is None or len(download.sha256) == 64 for download in data.downloads)
+
+
+def test_one_packed_file_with_both_splits_is_decompressed_once(tmp_path, monkeypatch):
+    plain = write_original(tmp_path / "files", "cifar100", "sqlite") / "cifar100.sqlite"
+    packed, opened, open_packed = tmp_path / "cifar100.sqlite.lzma", [], lzma.open
+    packed.write_bytes(lzma.compress(plain.read_bytes()))
+    monkeypatch.setattr(lzma, "open", lambda raw: opened.append(raw.name) or open_packed(raw))
+    assert list(prepare_task("cifar100", packed, tmp_path / "both")) == ["train", "test"]
+    assert opened == [str(packed)]

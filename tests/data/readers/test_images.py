@@ -1,6 +1,7 @@
 """Pictures of a folder: written by Pillow, read back, and refused where they lead astray."""
 
 import sys
+import warnings
 
 import numpy as np
 import pyarrow as pa
@@ -42,11 +43,14 @@ def test_pictures_are_scaled_converted_and_grouped(faces, tmp_path):
     assert Population.from_images(faces, tmp_path / "t.csv", user="who", size=(1, 1)).user_ids.tolist() == ["007", "7"]
 
 
-def test_what_leads_astray_is_refused_without_the_name_of_a_file(faces):
+def test_what_leads_astray_is_refused_without_the_name_of_a_file(faces, tmp_path):
+    secret = tmp_path / "anna.png"
+    Image.new("L", (2, 2)).save(secret)
+    (faces / "link.png").symlink_to(secret)
     (faces / "cut.png").write_bytes((faces / "red.png").read_bytes()[:40])
     Image.new("L", (2, 2)).save(faces / "anna.gif")
     for file, words in (
-        ("anna.png", "picture 2 is not in the folder"),
+        *((one, "picture 2 is not in the folder") for one in ("anna.png", "../anna.png", str(secret), "link.png")),
         ("cut.png", "picture 2 of 2 cannot be read as PNG or JPEG"),
         ("anna.gif", "picture 2 of 2 cannot be read as PNG or JPEG"),
         ("", "picture 2 is not in the folder"),
@@ -55,6 +59,14 @@ def test_what_leads_astray_is_refused_without_the_name_of_a_file(faces):
         with pytest.raises(PopulationError, match=words) as error:
             Population.from_images(faces, {"u": [1, 2], "file": ["red.png", file]}, user="u", size=(2, 2))
         assert "anna" not in str(error.value)
+
+
+def test_a_small_file_with_a_huge_picture_is_refused(faces, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)  # Pillow's limit; up to twice as much it only warns
+    with warnings.catch_warnings(action="ignore"):
+        Image.open(faces / "red.png").load()
+        with pytest.raises(PopulationError, match=r"picture 1 of 1 cannot be read .*DecompressionBombWarning"):
+            Population.from_images(faces, {"red.png": 1}, user="u", size=(2, 2))
 
 
 def test_settings_of_pictures_are_checked(faces, monkeypatch):

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from clipline import LocalSGD, Population
-from clipline.engine.core.batches import Examples, Steps, padded_width, plan_steps
+from clipline.engine.core.batches import Examples, padded_width, plan_steps
 from clipline.random.streams import Streams, keys_of, user_order
 
 STREAMS = Streams(3)
@@ -62,17 +62,6 @@ def test_a_short_batch_is_filled_with_the_users_own_first_example_and_nobody_els
         assert (steps.rows[user] < population.offsets[user + 1]).all()
     assert (steps.counts[np.array(SIZES) == 0] == 0).all()
     assert ((steps.rows >= 0) & (steps.rows < population.examples)).all()  # and all can be looked up
-
-
-def test_runs_of_users_whose_batches_are_of_one_size():
-    counts = np.array([[4, 4], [4, 2], [3, 0], [0, 0], [3, 1], [3, 1]])
-    steps = Steps(np.zeros((6, 2, 4), np.int64), counts, np.array([4, 4, 4, 1, 4, 4]))
-    assert steps.longest == 2
-    assert steps.alike(0, filled=False) == [(slice(0, 2), 4), (slice(2, 3), 3), (slice(4, 6), 3)]
-    assert steps.alike(1, filled=False) == [(slice(0, 1), 4), (slice(1, 2), 2), (slice(4, 6), 1)]
-    assert steps.alike(0, filled=True) == [(slice(0, 3), 4), (slice(4, 6), 4)]
-    none = Steps(np.zeros((2, 1, 4), np.int64), np.zeros((2, 1), np.int64), np.ones(2, np.int64))
-    assert none.alike(0, filled=False) == none.alike(0, filled=True) == []
 
 
 def test_how_wide_a_batch_is_filled_up_depends_on_the_users_own_examples_alone():

@@ -15,6 +15,7 @@ from clipline.engine.core.batches import plan_steps
 from clipline.engine.core.row_fields import (
     RowUsage,
     TouchedRows,
+    build_updates,
     check_row_fields,
     renumber_rows,
     starting_params,
@@ -91,6 +92,16 @@ def test_names_that_are_not_there_are_refused(row_fields, words):
         check_row_fields(row_fields, WorkingModel(Bag()), posts())
 
 
+@pytest.mark.parametrize(("count", "room"), [(1, 2), (2, 2), (3, 8), (8, 8), (9, 30), (16, 30), (30, 30)])
+def test_room_for_rows_depends_on_the_users_own_count_alone(count, room):
+    for others in ([], [0], list(range(30))):
+        numbers = torch.zeros(1 + bool(others), 30, dtype=torch.int64)
+        numbers[0] = torch.arange(30).clamp(max=count - 1)
+        if others:
+            numbers[1, : len(others)] = torch.tensor(others)
+        assert RowUsage(numbers, 30).rooms(2)[0] == room  # 2 times a power of four, at most all 30 rows
+
+
 def test_the_rows_that_numbers_name_by_hand():
     numbers = torch.tensor([[[7, 2], [2, 99]], [[0, 0], [0, 0]]])  # 99 is beyond the last of 9 rows: the last
     rows, places = RowUsage(numbers, 9).touched()
@@ -104,14 +115,13 @@ def test_the_rows_that_numbers_name_by_hand():
     assert torch.equal(found["w"].rows, rows.rows)
 
 
-@pytest.mark.parametrize(("count", "room"), [(1, 2), (2, 2), (3, 8), (8, 8), (9, 30), (16, 30), (30, 30)])
-def test_room_for_rows_depends_on_the_users_own_count_alone(count, room):
-    for others in ([], [0], list(range(30))):
-        numbers = torch.zeros(1 + bool(others), 30, dtype=torch.int64)
-        numbers[0] = torch.arange(30).clamp(max=count - 1)
-        if others:
-            numbers[1, : len(others)] = torch.tensor(others)
-        assert RowUsage(numbers, 30).rooms(2)[0] == room  # 2 times a power of four, at most all 30 rows
+def test_rows_that_stand_for_nothing_do_not_move_row_0():
+    shapes = {"w": torch.Size([4, 2])}
+    rows = {"w": TouchedRows(torch.tensor([[1, 3], [2, 0]]), torch.tensor([[True, True], [True, False]]))}
+    first = starting_params(torch.arange(8.0).unsqueeze(0), shapes, rows)
+    assert first["w"].tolist() == [[[2.0, 3.0], [6.0, 7.0]], [[4.0, 5.0], [0.0, 1.0]]]
+    dense = build_updates([first["w"] + 1.0], first, shapes, rows).dense(8)
+    assert dense.tolist() == [[0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0], [0.0] * 4 + [1.0, 1.0, 0.0, 0.0]]
 
 
 def test_users_of_several_runs_start_from_the_parameters_of_their_own():

@@ -134,7 +134,7 @@ def test_an_installed_package_that_the_loss_came_from_is_the_callers(in_site_pac
     assert not from_library(in_site_packages.Loss)
 
 
-# Tensors and arrays as they were: each says whether it is still the same to the last bit, and can be  ---------------
+# Tensors and arrays ---------------------------------------------------------------------------------------------------
 
 
 class Own(nn.Parameter):

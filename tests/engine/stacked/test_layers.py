@@ -153,25 +153,6 @@ def test_sparse_rows_equal_the_dense_linear_layer_forward_and_backward():
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("outputs", [7, 3])  # more than examples in a batch, and fewer
-def test_users_with_their_own_rows_alone_compute_the_same_as_with_all(outputs):
-    torch.manual_seed(0)
-    layer = BagLinear(50, outputs).to(DOUBLE)
-    own = torch.stack([torch.randperm(50)[:9] for _ in range(3)])  # of three users
-    places, values = torch.randint(0, 9, (3, 4, 6)), torch.rand(3, 4, 6, dtype=DOUBLE)  # some of them twice
-    places[0, 0, 3:], values[0, 0, 3:] = 70, 0.0  # padding
-    rows = layer.weight.detach()[own].requires_grad_()
-    bias = layer.bias.detach()
-    out = vmap(lambda w, x, v: functional_call(layer, {"weight": w, "bias": bias}, (x, v)))(rows, places, values)
-    weights = torch.randn_like(out)
-    (found,) = torch.autograd.grad((out * weights).sum(), rows)
-    for user in range(3):
-        alone = layer(own[user][places[user].clamp(max=8)], values[user])
-        torch.testing.assert_close(out[user], alone, rtol=0, atol=1e-12)
-        (of_all,) = torch.autograd.grad((alone * weights[user]).sum(), layer.weight)
-        torch.testing.assert_close(found[user], of_all[own[user]], rtol=0, atol=1e-12)
-
-
 def test_norm_and_relu_are_the_librarys_alone_and_in_a_stack():
     layer, library = GroupNormReLU(2, 8, eps=1e-3), nn.GroupNorm(2, 8, eps=1e-3)
     images, params = 1 + 2 * torch.randn(3, 5, 8, 3, 3), {name: torch.randn(3, 8) for name in ("weight", "bias")}

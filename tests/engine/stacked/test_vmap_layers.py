@@ -1,6 +1,7 @@
 """The engine's own layers: torch's in the caller's model, and equal to torch's in a stack."""
 
 import copy
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from clipline import LocalSGD
+from clipline.engine.core.vmap_axis import users_first
 from clipline.engine.core.working_model import WorkingModel
 from clipline.engine.stacked import vmap_layers as layers
 from clipline.engine.stacked.trainer import Stacked
@@ -188,3 +190,14 @@ def test_a_shared_input_and_a_frozen_weight_work_in_a_stack():
     torch.testing.assert_close(out, (values @ layer.weight.T)[None] + biases[:, None])
     many = torch.randn(USERS, 4, 5, dtype=DOUBLE)
     torch.testing.assert_close(vmap(layer)(many), many @ layer.weight.T + layer.bias)
+
+
+def test_users_come_first_whatever_axis_they_were_and_share_what_is_shared():
+    info, tensor = SimpleNamespace(batch_size=4), torch.arange(24.0).view(2, 3, 4)
+    first = users_first(info, 2, tensor)
+    assert first.shape == (4, 2, 3)
+    assert torch.equal(first[1], tensor[:, :, 1])
+    shared = users_first(info, None, tensor)
+    assert shared.shape == (4, 2, 3, 4)
+    assert torch.equal(shared[3], tensor)
+    assert shared.data_ptr() == tensor.data_ptr()  # no copy

@@ -101,7 +101,7 @@ def test_several_requests_at_once_give_what_one_process_gives(workers):
     assert nothing_is_left()
 
 
-# Which process trains which users: every user once, and nobody has much more to do than the others ------------------
+# Which process trains which users -------------------------------------------------------------------------------------
 
 
 def test_work_is_shared_longest_first_to_whoever_has_least():

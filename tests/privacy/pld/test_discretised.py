@@ -14,13 +14,7 @@ from clipline.privacy.events import (
     PoissonSampling,
     TruncatedPoissonSampling,
 )
-from clipline.privacy.pld.discretised import (
-    TILTS,
-    DiscretisedLoss,
-    coarse_curve,
-    coarse_log_moments,
-    discretise,
-)
+from clipline.privacy.pld.discretised import TILTS, DiscretisedLoss, coarse_curve, coarse_log_moments, discretise
 from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLossPart, loss_tails
 from clipline.privacy.relations import Relation
 

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 from clipline.privacy.pld.discretised import DiscretisedLoss
-from clipline.privacy.pld.one_round import Direction, MixturePair, PositiveLossPart
-from clipline.privacy.pld.total import (
-    TotalLoss,
-    convolve,
-    fft_rounding,
-    spectrum_of,
-)
+from clipline.privacy.pld.total import TotalLoss, convolve, fft_rounding, spectrum_of
 
 
 def total_of(masses, start=0.0, step=0.5, tilt=1.0, rounding=0.0, charged=0.0):
@@ -57,11 +51,6 @@ def test_no_epsilon_is_found_where_the_charge_alone_exceeds_delta_or_the_window_
     assert math.isinf(total_of([0.5, 0.5], charged=1e-3).epsilon(1e-3))
     # Rounding of 1 at every point never falls to the target within the lattice.
     assert math.isinf(total_of([0.5, 0.25, 0.125, 0.125], rounding=1.0, tilt=1e-3).epsilon(1e-3))
-
-
-def remove(rate, shift):
-    part, reverse = (PositiveLossPart(pair, rate, shift) for pair in (MixturePair.REMOVE, MixturePair.ADD))
-    return Direction((part,), (reverse,))
 
 
 def coin(chance, step=0.25):

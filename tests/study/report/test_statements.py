@@ -71,7 +71,7 @@ def test_metrics_on_the_training_users_are_warned_of(tmp_path):
 
 
 @pytest.mark.parametrize("seed", [7, 1234567890123456789])
-def test_a_report_shows_no_seed_of_a_run_with_noise(tmp_path, seed):
+def test_a_report_shows_no_seed_of_a_run(tmp_path, seed):
     """One that is easily guessed is warned of; where noise and cohorts came from the system it says nothing of them."""
     drawn = shown_settings(read(write_run(tmp_path / "drawn", seed=seed)))
     assert drawn["seed"] == "not shown: whoever knows it can subtract the noise"
@@ -80,8 +80,8 @@ def test_a_report_shows_no_seed_of_a_run_with_noise(tmp_path, seed):
     assert shown_settings(read(run))["seed"] == shown
     assert f"'{seed}'" not in str(content(collect([run, tmp_path / "drawn"])))
     assert warnings(read(run)) == []
-    without = shown_settings(read(write_run(tmp_path / "none", seed=seed, z=0.0)))
-    assert without["seed"] == str(seed)
+    write_run(tmp_path / "none", seed=seed, z=0.0)  # the noise of a run beside it may come from the same seed
+    assert f"'{seed}'" not in str(content(collect([tmp_path / "none", tmp_path / "drawn"])))
 
 
 def test_a_report_promises_what_the_run_promised_for_one_example_and_with_errors_shown(tmp_path):

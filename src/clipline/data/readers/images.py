@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ def read_images(folder: str | Path, files: Sequence[Any], size: tuple[int, int],
     """The pictures at these paths inside the folder: (files, channels, height, width) uint8, 0 to 255.
 
     PNG and JPEG. A picture of another size is scaled to `size`, (height, width), and one with other colours converted
-    to grey (1 channel) or RGB (3). A file that is missing, damaged or of another kind is refused, by its place in the
-    table and not by its name, which may say who is on it.
+    to grey (1 channel) or RGB (3). A file that is missing, outside the folder, damaged, of another kind or too large is
+    refused, by its place in the table and not by its name, which may say who is on it.
     """
     image, root, mode = _pillow(), Path(folder), _MODES.get(channels)
     if mode is None:
@@ -35,12 +36,16 @@ def read_images(folder: str | Path, files: Sequence[Any], size: tuple[int, int],
     height, width = (check_whole("size", one, at_least=1, at_most=1 << 14, way_out=way_out) for one in size)
     pictures = np.empty((len(files), channels, height, width), np.uint8)
     for place, file in enumerate(files):
-        if not isinstance(file, str | Path) or not is_file(root / file):
+        path = root / file if isinstance(file, str | Path) else root
+        if not is_file(path) or not path.resolve().is_relative_to(root.resolve()):
             raise PopulationError(
                 f"picture {place + 1} is not in the folder {str(root)!r}: copy it there, or leave its row out"
             )
         try:
-            with image.open(root / file, formats=_KINDS) as opened:
+            with (
+                warnings.catch_warnings(action="error", category=image.DecompressionBombWarning),
+                image.open(path, formats=_KINDS) as opened,
+            ):
                 picture = opened.convert(mode).resize((width, height), image.Resampling.BILINEAR)
         except Exception as error:  # Pillow's decoders fail in many ways, and quote the path
             raise PopulationError(

@@ -36,6 +36,8 @@ _SEPARATORS = (b",", b";", b"\t")  # of CSV, the usual one first
 _DECIMAL_COMMA = r"^\s*[-+]?\d+,\d+\s*$"
 _QUOTED = rb'"[^"]*+(?:""[^"]*+)*+"'  # a value of CSV, where it stands at the start of a cell
 CSV_BYTES = 1 << 20  # of a block of CSV, of which Arrow reads some dozens ahead; a row has no more
+ROW_BYTES = 16 << 20  # the most of a row of JSONL, or of a row of Parquet on average
+NPZ_BYTES = 1 << 30  # the most of all members of an archive, unpacked
 _OPEN_QUOTE = "a quote opens a value of CSV and is never closed"
 _WAY_OUT = f"give a file that ends in {', '.join(_KINDS)}; .csv, .tsv and .jsonl also with {', '.join(_CODECS)}"
 
@@ -136,7 +138,7 @@ def _parquet(
             options.check_columns(names)
             check_length_fields(names, options)
             total, size, rows = table.metadata.num_rows, file.stat().st_size, 0
-            width = _parquet_bytes(table, {user_column, *names}) // max(total, 1)
+            width = _parquet_bytes(table, file, {user_column, *names}) // max(total, 1)
             width += 8 * sum(options.lengths.values())
             at_once = max(1, min(65536, CHUNK_BYTES // max(width, 1)))
             for batch in table.iter_batches(at_once, columns=[user_column, *names], use_threads=False):
@@ -148,16 +150,26 @@ def _parquet(
         raise PopulationError(f"{str(file)!r} cannot be read as Parquet ({short(error)}): copy it again") from None
 
 
-def _parquet_bytes(table: Any, wanted: set[str]) -> int:
-    """About what these columns take in memory: a long run of one value is short in the file."""
+def _too_long(where: str) -> PopulationError:
+    return PopulationError(f"{where} has more than {ROW_BYTES} bytes, the limit of a row: leave its longest column out")
+
+
+def _parquet_bytes(table: Any, file: Path, wanted: set[str]) -> int:
+    """About what these columns take in memory: a long run of one value is short in the file. No value is read.
+
+    A group whose rows have more bytes than the limit on average is refused.
+    """
     total, every = 0, range(table.metadata.num_columns)
     for number in range(table.num_row_groups):
+        group, before = table.metadata.row_group(number), total
         # No rows: what is wrong with a column is an exception here, and ends the process in `column` below (26.0.1).
         next(table.reader.iter_batches(0, row_groups=[number], column_indices=every, use_threads=False), None)
-        for column in map(table.metadata.row_group(number).column, every):
+        for column in map(group.column, every):
             name = column.path_in_schema  # of lists `x.list.element`
             if name in wanted or name.partition(".")[0] in wanted:
                 total += max(8 * column.num_values, column.total_uncompressed_size)
+        if total - before > ROW_BYTES * group.num_rows:
+            raise _too_long(f"a row of {str(file)!r}, at 8 bytes an entry or more,")
     return total
 
 
@@ -320,12 +332,14 @@ def _objects(stream: Any, file: Path, every_key: bool = False) -> Iterator[Any]:
 
 
 def _blocks(lines: Any) -> Iterator[list[bytes]]:
-    """Lines, some at a time, as they take far more as Python objects."""
-    while block := lines.readlines(CHUNK_BYTES // 4):
-        yield block
+    """Lines, some at a time, as they take far more as Python objects; of one that is too long the beginning."""
+    while block := lines.read(CHUNK_BYTES // 4):
+        yield io.BytesIO(block + lines.readline(ROW_BYTES + 1)).readlines()
 
 
 def _object(line: bytes, file: Path, number: int) -> dict[str, Any]:
+    if len(line) > ROW_BYTES:
+        raise _too_long(f"line {number} of {str(file)!r}")
     try:
         row = _DECODER.decode(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         if not isinstance(row, dict):
@@ -451,12 +465,17 @@ def members(file: Path) -> dict[str, NDArray[Any]]:
     """All arrays of an archive by name."""
     try:
         with np.load(file) as archive:
+            if (size := sum(member.file_size for member in archive.zip.infolist())) > NPZ_BYTES:
+                raise ValueError(f"it unpacks to {size} bytes, the limit is {NPZ_BYTES}")
             arrays = dict(archive.items())
         if odd := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
             raise ValueError(f"{odd[0]!r} is no array")
         return arrays
     except Exception as error:  # NumPy reads a header as Python code, and fails in as many ways
-        raise PopulationError(f"{str(file)!r} cannot be read as NPZ ({short(error)}): save it again") from None
+        raise PopulationError(
+            f"{str(file)!r} cannot be read as NPZ ({short(error)}): save it again, or give Population.from_arrays its "
+            "arrays"
+        ) from None
 
 
 def _fields_of_member(name: str, array: NDArray[Any], text: Text | None, options: ColumnOptions) -> dict[str, Field]:

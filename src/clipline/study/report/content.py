@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MUCH = 10.0  # an epsilon above which little is promised
 _HIDDEN = {  # what a report says in the place of a seed, by where the noise came from
     "seed": "not shown: whoever knows it can subtract the noise",
+    "none": "not shown: another run may draw its noise from it",
     "system": "not shown: cohorts and noise came from the operating system, not from it",
 }
 _INSIDERS = "other examples of the training users"
@@ -46,12 +47,13 @@ def basis(run: ReportedRun) -> list[tuple[str, str]]:
     counted = resolved.get("users")
     epsilon = None if promise is None else promise.epsilon
     adapts = run.target is not None
+    meanings = {one.value: one.meaning for one in Relation}
     rows: list[tuple[str, Any]] = [
         ("epsilon", None if promise is None else
          "infinite: nothing is promised" if epsilon is None else rounded_up(epsilon, 3)),
         ("delta", None if promise is None or promise.delta is None else delta_rounded_up(promise.delta)),
         ("sampler", None if promise is None else promise.sampling),
-        ("neighbouring relation", None if relation is None else f"{relation}: {_meaning(relation)}"),
+        ("neighbouring relation", None if relation is None else f"{relation}: {meanings.get(relation, 'unknown')}"),
         ("accountant", None if promise is None else promise.accountant),
         ("rounds charged", None if promise is None else promise.rounds),
         ("population", f"{users:,} users, declared beforehand" if isinstance(users, int) else
@@ -116,14 +118,14 @@ def cautions(run: ReportedRun) -> list[str]:
 
 
 def shown_settings(run: ReportedRun) -> dict[str, str]:
-    """The settings as text, less the seed of a run with noise: a report is made to be given away.
+    """The settings as text, less the seed: a report is made to be given away, also beside a run of the same seed.
 
     A study's record tells it anyway, and its runs are told apart by it.
     """
-    shown = {}
-    for name, value in run.settings.items():
-        hidden = name == "seed" and not run.of_study and run.noise_multiplier != 0
-        shown[name] = _HIDDEN.get(str(run.setting("noise_source")), "not shown") if hidden else _plain(value)
+    shown = {name: _plain(value) for name, value in run.settings.items()}
+    if "seed" in shown and not run.of_study:
+        source = "none" if run.noise_multiplier == 0 else str(run.setting("noise_source"))
+        shown["seed"] = _HIDDEN.get(source, "not shown")
     return shown
 
 
@@ -138,13 +140,6 @@ def _source(run: ReportedRun) -> str | None:
     if source == "system":
         return "the operating system's generator"
     return "a seed, which must be kept secret" if source == "seed" else None
-
-
-def _meaning(relation: str) -> str:
-    try:
-        return Relation(relation).meaning
-    except ValueError:
-        return "unknown"
 
 
 def _plain(value: Any) -> str:
@@ -214,12 +209,9 @@ def _title(collected: Collected) -> str:
 def _scale(runs: Sequence[ReportedRun]) -> str:
     """What the title leaves out: of one run rounds, cohort and model, of several task, data and how many they are."""
     if len(runs) != 1:
-        seeds = {seed for run in runs if (seed := run.setting("seed")) is not None and run.of_study}
-        shared = _shared(
-            [{"": run.task, "data": str(run.about.get("data_source") or run.about.get("data") or "")} for run in runs]
-        )
-        named = [f"{what} {name}".strip() for what, name in shared.items() if name]
-        return ", ".join([*named, f"{len(runs)} runs", *([f"{len(seeds)} seeds"] if len(seeds) > 1 else [])])
+        of_each = [(run.task, str(run.about.get("data_source") or run.about.get("data") or "")) for run in runs]
+        shared = _shared([{"task": task, "data": data} for task, data in of_each])
+        return ", ".join([*(f"{what} {name}" for what, name in shared.items() if name), f"{len(runs)} runs"])
     (run,) = runs
     users = run.setting("population_size") or run.resolved.get("users") or run.resolved.get("population_size")
     parts = [
@@ -231,13 +223,12 @@ def _scale(runs: Sequence[ReportedRun]) -> str:
 
 def _command(collected: Collected) -> str:
     """What to type for the same again, or to go on where a run was interrupted."""
-    runs, task = collected.runs, collected.runs[0].settings.get("task") if collected.runs else None
-    if len(runs) != 1 or runs[0].of_study or task is None:
+    run = collected.runs[0] if len(collected.runs) == 1 else None
+    if run is None or run.of_study or "task" not in run.settings:
         return shlex.join(["clipline", "report", *map(str, collected.paths)])
-    again = (
-        ["--resume", runs[0].path] if runs[0].state == "interrupted" else ["--config", f"{runs[0].path}/settings.toml"]
-    )
-    return shlex.join(["clipline", "train", *([str(task)] if is_task_file(str(task)) else []), *again])
+    named = [task] if is_task_file(task := str(run.settings["task"])) else []
+    again = ["--resume", run.path] if run.state == "interrupted" else ["--config", f"{run.path}/settings.toml"]
+    return shlex.join(["clipline", "train", *named, *again])
 
 
 def _use(runs: Sequence[ReportedRun]) -> list[str]:
@@ -245,10 +236,10 @@ def _use(runs: Sequence[ReportedRun]) -> list[str]:
     if len(runs) != 1 or runs[0].of_study or runs[0].state in ("not ended", "interrupted"):
         return []
     task = str(runs[0].settings.get("task", ""))
-    model = f", {task!r}" if is_task_file(task) else "" if task else ", model"
+    model = f", {task!r})" if is_task_file(task) else ")" if task else ", model)  # an untrained one of its class"
     return [
         "import clipline",
-        f"saved = clipline.load({runs[0].path!r}{model})",
+        f"saved = clipline.load({runs[0].path!r}{model}",
         'print(saved.predict("table.parquet"))',
     ]
 

@@ -568,7 +568,7 @@ def _noise_chart(answer: Tuned) -> str:
 
 
 def _statement(text: str) -> str:
-    return f'<div class="statement"><blockquote>{_text(_sentence(text))}</blockquote></div>'
+    return f'<div class="statement"><blockquote>{_text(text[:1].upper() + text[1:])}</blockquote></div>'
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
@@ -580,10 +580,6 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequenc
     head = line("th", heads) if any(heads) else "<tr></tr>"
     body = "".join(line("td", row) for row in rows)
     return f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _text(text: object) -> str:

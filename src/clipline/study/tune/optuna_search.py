@@ -1,4 +1,4 @@
-"""Step 1 by Optuna (the extra `search`): its TPE sampler and median pruner choose, our study runs and keeps.
+"""Step 1 by Optuna (the extra `search`): its samplers and pruners choose, our study runs and keeps.
 
 Trials are stored in `optuna.journal` in the directory of the tuning, a file that several machines may share: each that
 gives the same command joins the search. A trial whose process was killed is taken over by the next one that comes, and
@@ -57,17 +57,13 @@ class _Search:
         whole = trials.study.planned(trials.spec({}))
         self.directory.path.mkdir(parents=True, exist_ok=True)
         backend = self.optuna.storages.journal.JournalFileBackend(str(self.directory.path / JOURNAL))
-        with warnings.catch_warnings():  # that Optuna may yet change what this takes
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            # Unseeded: machines that join must not all ask for the same trials. What was asked is in the journal.
-            sampler = optuna.samplers.TPESampler(n_startup_trials=_STARTUP, constant_liar=True)
         self.study: optuna.Study = self.optuna.create_study(
             storage=self.optuna.storages.JournalStorage(backend),
             study_name=whole.id,  # another question is another study in the same file
             load_if_exists=True,
             direction="maximize",
-            sampler=sampler,
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=_STARTUP),
+            sampler=_sampler(self.optuna, question.sampler),
+            pruner=_pruner(self.optuna, question.pruner),
         )
 
     def next_batch(self) -> list[Any]:
@@ -86,7 +82,7 @@ class _Search:
     def settle(self, batch: list[Any]) -> None:
         """Run these: a quarter each, then those that the pruner keeps. Tell Optuna what came of them."""
         kept = batch
-        if self.question.trial.rounds >= 2 * _RUNG:
+        if self.question.pruner != "none" and self.question.trial.rounds >= 2 * _RUNG:
             rounds = self.question.trial.rounds // _RUNG
             for trial, made in zip(batch, self._run(batch, rounds=rounds), strict=True):
                 _unless_told(trial.report, self._larger_is_better(made.value), rounds)
@@ -152,3 +148,21 @@ def _unless_told(act: Callable[..., object], *arguments: Any, **options: Any) ->
         act(*arguments, **options)
     except (RuntimeError, ValueError):
         return
+
+
+def _sampler(optuna: Any, name: str) -> Any:
+    options: dict[str, dict[str, Any]] = {
+        "TPESampler": {"n_startup_trials": _STARTUP, "constant_liar": True},
+        "QMCSampler": {"warn_independent_sampling": False},  # the first trials have nothing to follow
+    }
+    kind = {"tpe": "TPESampler", "qmc": "QMCSampler", "random": "RandomSampler", "gp": "GPSampler"}[name]
+    with warnings.catch_warnings():  # that Optuna may yet change what these take
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        # Unseeded: machines that join must not all ask for the same trials. What was asked is in the journal.
+        return getattr(optuna.samplers, kind)(**options.get(kind, {}))
+
+
+def _pruner(optuna: Any, name: str) -> Any:
+    of = optuna.pruners
+    kinds = {"median": of.MedianPruner(n_startup_trials=_STARTUP), "halving": of.SuccessiveHalvingPruner()}
+    return kinds.get(name) or of.NopPruner()

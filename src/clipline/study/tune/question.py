@@ -241,6 +241,9 @@ MOST_RUNS = 25  # of step 1
 GENERATED = 4000  # users of a generated proxy, at most: the recipe needs comparatively few
 _NOT_CHOSEN = ("seed", "epsilon", "max_epsilon", "count_stddev", "delta", "relation", "fixed_clip")
 
+SAMPLERS = ("tpe", "random", "qmc", "gp")  # of Optuna
+PRUNERS = ("median", "halving", "none")
+
 Search = Literal["grid", "optuna"]
 
 
@@ -264,6 +267,8 @@ class Question:
     search: Search = "grid"
     runs: int = MOST_RUNS
     reach: int = 1
+    sampler: str = "tpe"
+    pruner: str = "median"
     private_search: bool = False
     noise_multiplier: float = LEAST
     metric: str | None = None
@@ -271,6 +276,8 @@ class Question:
 
     def __post_init__(self) -> None:
         check_choice("search", self.search, ("grid", "optuna"))
+        check_choice("sampler", self.sampler, SAMPLERS)
+        check_choice("pruner", self.pruner, PRUNERS)
         if self.search == "optuna" and importlib.util.find_spec("optuna") is None:
             raise SettingError("search='optuna' needs Optuna: pip install 'clipline[search]', or drop it")
         check_number("degradation", self.degradation, at_least=0, below=1, way_out="5% is the paper's")

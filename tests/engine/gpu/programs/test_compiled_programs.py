@@ -147,19 +147,6 @@ def test_a_new_program_that_fails_half_way_leaves_the_weights_as_they_were(monke
         program([torch.ones(3, 5)], torch.ones(3))
 
 
-def test_graphs_that_differ_in_a_branch_alone_are_two_programs():
-    def branched(sign):
-        root, graph = torch.nn.Module(), torch.fx.Graph()
-        root.branch = torch.fx.symbolic_trace(lambda x: x * sign)
-        given = graph.placeholder("x")
-        graph.output(graph.call_function(torch.cond, (True, graph.get_attr("branch"), graph.get_attr("branch"), given)))
-        return torch.fx.GraphModule(root, graph)
-
-    plus, minus = branched(1.0), branched(-1.0)
-    assert plus.code == minus.code
-    assert program_cache.fingerprint(plus, [torch.ones(2)]) != program_cache.fingerprint(minus, [torch.ones(2)])
-
-
 def test_under_another_default_type_the_same_graph_is_another_program():
     def made(weights):
         return torch.zeros(2) + weights

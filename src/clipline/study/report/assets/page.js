@@ -185,7 +185,7 @@
   }
   function csvOf({ spec, series }) {
     const table = joined(series), cell = (v) => (v === null || v === undefined ? "" : /[",\n]/.test(v) ? `"${String(v).replaceAll('"', '""')}"` : v);
-    const names = series.map((one) => (one.edge ? `${one.label} ${one.edge}` : one.label));
+    const names = series.map((one) => `${one.label}${one.edge ? ` ${one.edge}` : one.mean ? " mean" : ""}`);
     const rows = table[0].map((x, i) => [spec.ticks ? spec.ticks[x] : x, ...series.map((_, k) => table[k + 1][i])]);
     return [[spec.ticks ? spec.x_label : "round", ...names], ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
   }
@@ -403,20 +403,19 @@
     const name = (i) => (kept.spec.ticks ? kept.spec.ticks[u.data[0][i]] : `round ${short(u.data[0][i])}`);
     let shown = kept.series.map((one, i) => [one, i + 1]).filter(([one]) => !one.hidden() && !one.edge);
     if (kept.spec.ticks) shown = shown.filter(([, i]) => typeof u.data[i][at] === "number");
-    if (shown.length > READ_OUT) {
-      const top = u.cursor.top;
-      const far = ([, i]) => { const v = u.data[i][nearest(u.data[i], at)]; return v === null ? Infinity : Math.abs(u.valToPos(v, "y") - top); };
-      shown = shown.map((one) => [far(one), one]).sort((a, b) => a[0] - b[0]).slice(0, 1).map(([, one]) => one);
-    }
-    const said = shown.map(([one, i]) => {
+    const far = ([, i]) => { const v = u.data[i][nearest(u.data[i], at)]; return v === null ? Infinity : Math.abs(u.valToPos(v, "y") - u.cursor.top); };
+    const closest = [...shown].sort((a, b) => far(a) - far(b));
+    if (shown.length > READ_OUT) shown = closest.slice(0, 1);
+    const words = ([one, i]) => {
       const place = nearest(u.data[i], at);
       const note = one.notes && one.notes[place] ? ` (${one.notes[place]})` : "";
       return `${one.label} ${short(u.data[i][place])}${place !== at && !kept.spec.ticks ? ` in ${name(place)}` : ""}${note}`;
-    });
-    kept.readout.textContent = `${name(at)}: ${said.join(" · ")}`;
+    };
+    kept.readout.textContent = `${name(at)}: ${shown.map(words).join(" · ")}`;
     if (!kept.plot.matches(":hover")) return; // the others of the shared crosshair have their line below
     const over = u.over, left = u.cursor.left > over.clientWidth / 2;
-    kept.tip.replaceChildren(...[name(at), ...said].map((text) => el("div", null, text)));
+    kept.tip.replaceChildren(el("div", null, name(at)), ...shown.filter((one) => closest.indexOf(one) < FEW).map((one) =>
+      el("div", null, el("span", { style: { color: one[0].color } }, "■ "), words(one)))); // those next to the pointer
     Object.assign(kept.tip.style, { top: `${over.offsetTop + 6}px`, left: left ? "" : `${over.offsetLeft + u.cursor.left + 12}px`,
       right: left ? `${kept.plot.clientWidth - over.offsetLeft - u.cursor.left + 12}px` : "" });
     kept.tip.hidden = false;
@@ -446,7 +445,7 @@
       if (extra.points && few) series.forEach((one) => (one.points = one.x.length <= 60));
       const more = extra.more ? extra.more(onePer(runs), known) : [];
       const end = Math.max(1, ...runs.map((run) => Math.max(run.rounds, poll && run.planned || 0)));
-      return { title, x_label: "round", span: (u, low, high) => (low === high || high === null ? [0, end] : [Math.min(low, 1) === 1 || low <= 1 ? 0 : low, high]),
+      return { title, x_label: "round", span: (u, low, high) => (u.data[0].length < 2 || high === null ? [0, end] : [Math.min(low, 1) === 1 || low <= 1 ? 0 : low, high]),
         series: [...series, ...more], ...extra, ...(extra.words ? extra.words(runs) : {}),
         levels: extra.levels && (() => extra.levels(onePer(runs), known)), numbers: () => numbersOf(series, title) };
     });
@@ -460,7 +459,7 @@
       if (members.length === 1) return members;
       const [x, ...columns] = joined(members), rows = x.map((_, i) => columns.map((of) => of[i]).filter((v) => typeof v === "number"));
       const kept = x.map((_, i) => i).filter((i) => rows[i].length), of = (get) => kept.map((i) => get(rows[i]));
-      const whole = { ...members[0], x: kept.map((i) => x[i]), label: `${label}, mean of ${members.length}` };
+      const whole = { ...members[0], x: kept.map((i) => x[i]), label, mean: true };
       return [{ ...whole, y: of(mean) }, { ...whole, label, edge: "highest", y: of((row) => Math.max(...row)) }, { ...whole, label, edge: "lowest", y: of((row) => Math.min(...row)) }];
     });
   }
@@ -688,7 +687,8 @@
       { name: "state", get: (run) => stateWords(run.state) },
     ].filter(Boolean);
     const main = (run) => Object.keys(run.final)[0], best = new Map();
-    rows.forEach((run) => { const name = main(run), first = best.get(run.task); if (name && (!first || better(name)(run.best[name], first.best[name]) < 0)) best.set(run.task, run); });
+    const some = rows.some((run) => run.private), all = rows.every((run) => run.private);
+    rows.filter((run) => run.private || !some).forEach((run) => { const name = main(run), first = best.get(run.task); if (name && (!first || better(name)(run.best[name], first.best[name]) < 0)) best.set(run.task, run); });
     const order = (a, b) => (a === null ? 1 : b === null ? -1 : typeof a === "number" ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true }));
     if (state.sort) {
       const { get } = columns.find((c) => c.name === state.sort.name) || columns[0];
@@ -701,7 +701,8 @@
     });
     const body = rows.map((run) => el("tr", { class: best.get(run.task) === run ? "best" : null }, columns.map((c) => el("td", { class: c.number ? "number" : null }, c.show ? c.show(run) : short(c.get(run))))));
     const each = seeds ? el("button", { type: "button", id: "each-seed", "aria-pressed": state.each, class: "on-screen", onclick: () => { state.each = !state.each; sortAgain(); } }, state.each ? "Seeds together" : "Each run by itself") : null;
-    const told = el("p", { class: "quiet" }, seeds && !state.each ? "A row is a configuration, its numbers the means over its seeds. " : "", "The best is bold and stands first.");
+    const told = el("p", { class: "quiet" }, seeds && !state.each ? "A row is a configuration, its numbers the means over its seeds. " : "",
+      `Sorted by ${state.sort ? state.sort.name : "the metric"}. Bold: the best${some && !all ? " of those that are private" : ""}.`);
     return [el("h2", { id: "runs" }, seeds ? `${data.runs.length} runs of ${grouped.length} configurations` : `${data.runs.length} runs`),
       el("div", { id: "runs-part" }, told, each, el("div", { class: "scroll tall", id: "runs-table", tabindex: "0", role: "region", "aria-labelledby": "runs" },
         el("table", null, el("thead", null, el("tr", null, head)), el("tbody", null, body))))];
@@ -735,8 +736,8 @@
   }
 
   function differences() {
-    const each = configurations(data.runs), of = each.map((run) => new Map(run.settings)), seeds = each.length < data.runs.length;
-    const names = [...new Set(of.flatMap((settings) => [...settings.keys()]))].filter((name) => !(seeds && name === "seed"));
+    const each = configurations(data.runs), of = each.map((run) => new Map(run.settings));
+    const names = [...new Set(of.flatMap((settings) => [...settings.keys()]))].filter((name) => name !== "seed");
     if (each.length < 2 || each.length > MANY || !names.length) return null;
     return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Settings that differ" },
       table([{ name: "differs in" }, ...each.map((run) => ({ name: run.label }))], names.map((name) => [name, ...of.map((settings) => settings.get(name) || "–")])));
