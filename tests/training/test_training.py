@@ -241,3 +241,5 @@ def test_data_that_are_no_population_are_refused_by_type_with_how_to_make_one():
     assert str(error.value) == (
         'population=<Table> must be a Population: give Population.from_dataframe(frame, user="...")'
     )
+    with pytest.raises(SettingError, match=r"give Population.from_dataset\(loader.dataset, user_ids\)"):
+        training(torch.utils.data.DataLoader([1]))
