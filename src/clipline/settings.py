@@ -206,8 +206,7 @@ class Settings:
 
     server: str | None = setting(
         "Optimiser of the server; normalised needs no rate.", SERVER, default=None,
-        choices=("normalised", "sgd", "adam", "yogi"),
-        unset="normalised; sgd where server_lr is given, or a deep model's initial weights are small",
+        choices=("normalised", "sgd", "adam", "yogi"), unset="normalised, or sgd where server_lr is given",
     )  # fmt: skip
     server_lr: float | None = setting(
         "Learning rate of the server (sgd, adam, yogi).", SERVER, default=None, above=0, at_most=1e30,

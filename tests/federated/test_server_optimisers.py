@@ -3,10 +3,11 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch import nn
 
 from clipline import ServerAdam, ServerNormalised, ServerSGD, ServerYogi, SettingError
 from clipline.federated.mechanism import MeanNoise, Release
-from clipline.federated.server_optimisers import AVERAGE, AveragedServer, scheduled, server_for
+from clipline.federated.server_optimisers import AVERAGE, AveragedServer, for_rounds, largest_fan_in, scheduled
 from clipline.privacy.events import GaussianEvent, PoissonSampling
 
 EVENT = GaussianEvent(PoissonSampling(0.1), 1.0)
@@ -115,22 +116,26 @@ def test_the_normalised_servers_rate_follows_from_the_rounds_and_not_from_the_sc
 
 
 @pytest.mark.parametrize(
-    ("shapes", "weights", "kind"),
+    ("layers", "fan_in"),
     [
-        ([(4, 2), (4,), (3, 4)], (0.024, 0.0, 0.024), ServerSGD),
-        ([(4, 2), (4,), (3, 4)], (0.026, 0.0, 0.026), ServerNormalised),
-        ([(4, 2), (4,), (3, 4)], (0.0, 0.0, 0.0), ServerNormalised),
-        ([(4, 2), (4,)], (0.001, 0.0), ServerNormalised),  # linear: a scale means nothing
-        ([(4, 2), (4, 2)], (0.03, 0.016), ServerSGD),  # sqrt((0.0009 + 0.000256) / 2) = 0.02404
-        ([(4, 2), (4, 2)], (0.032, 0.016), ServerNormalised),  # 0.0253
+        ([nn.Linear(9, 4), nn.Linear(4, 7)], 9),
+        ([nn.Conv2d(8, 5, 3), nn.GroupNorm(1, 5), nn.Linear(60, 2)], 72),  # 8 channels of 3 x 3
+        ([nn.Conv2d(8, 6, 3, groups=2), nn.Linear(20, 2)], 36),
+        ([nn.Embedding(90, 5), nn.LSTM(5, 3)], 5),
+        ([nn.Linear(900, 2), nn.GroupNorm(1, 2)], 1),  # linear
+        ([nn.Linear(900, 2).requires_grad_(False), nn.Linear(8, 2), nn.Linear(3, 2)], 8),
+        ([nn.GroupNorm(1, 2)], 1),
+        ([nn.ParameterList([torch.zeros(1, 100, 6)]), nn.Linear(6, 2), nn.Linear(2, 2)], 6),  # of places
     ],
 )
-def test_a_deep_model_with_small_first_weights_has_sgd_where_no_server_is_given(shapes, weights, kind):
-    filled = [torch.full(shape, weight) for shape, weight in zip(shapes, weights, strict=True)]
-    model = torch.nn.ParameterList([torch.nn.Parameter(one) for one in filled])
-    model.append(torch.nn.Parameter(torch.full((9, 9), 1e-4), requires_grad=False))  # frozen ones do not count
-    chosen = server_for(model, 0.5, "linear")
-    assert (type(chosen), chosen.momentum, chosen.lr_schedule) == (kind, 0.5, "linear")
+def test_the_largest_fan_in_is_that_of_the_layers_that_train(layers, fan_in):
+    assert largest_fan_in(nn.ModuleList(layers)) == fan_in
+
+
+def test_wide_layers_lower_the_rate_that_nobody_gave():
+    assert for_rounds(ServerNormalised(), 100, 9216).lr == pytest.approx(5 / 96 / 10, rel=1e-12)
+    assert for_rounds(ServerNormalised(), 100, 182).lr == pytest.approx(0.037, rel=1e-12)  # 5 / sqrt(182) = 0.3706
+    assert for_rounds(ServerNormalised(0.2), 100, 9216).lr == 0.2
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -3,7 +3,6 @@ import tomllib
 from dataclasses import fields, replace
 
 import pytest
-from torch import nn
 
 from clipline import FixedClip, LocalAdam, LocalSGD, QuantileClip, ServerNormalised, ServerSGD, ServerYogi, SettingError
 from clipline.tasks import task_named
@@ -72,16 +71,6 @@ def test_the_server_is_normalised_unless_a_rate_or_another_server_is_given():
     assert [type(one.server_optimiser()) for one in kept] == [ServerSGD, ServerSGD]
     changed = kept[1].overridden({"server": "normalised"}, "flags")
     assert isinstance(changed.server_optimiser(), ServerNormalised)
-
-
-def test_a_deep_model_with_small_first_weights_has_sgd_unless_a_server_is_named():
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    base = replace(BASE, server=None, server_lr=None, server_momentum=0.5)
-    assert base.server_optimiser(model) == ServerNormalised(momentum=0.5)
-    for one in model.parameters():
-        nn.init.constant_(one, 0.02)
-    assert base.server_optimiser(model) == ServerSGD(1.0, momentum=0.5)
-    assert replace(base, server="normalised").server_optimiser(model) == ServerNormalised(momentum=0.5)
 
 
 def test_another_server_brings_its_own_rate():

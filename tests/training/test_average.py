@@ -56,6 +56,12 @@ def test_only_the_normalised_server_has_an_average_unless_it_is_asked_for():
         made(average="on")
 
 
+def test_the_normalised_servers_steps_are_shorter_where_layers_are_wide():
+    wide = torch.nn.Sequential(torch.nn.Linear(6, 400), torch.nn.ReLU(), torch.nn.Linear(400, 3))
+    assert made(4, model=wide).server.lr == pytest.approx(5 / 20 / 2, rel=1e-12)
+    assert made(4).server.lr == pytest.approx(0.37 / 2, rel=1e-12)
+
+
 def test_the_average_changes_no_round():
     on, off = (made(average=average).run() for average in (True, False))
     assert torch.equal(on.state.params, off.state.params)

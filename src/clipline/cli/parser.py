@@ -180,7 +180,7 @@ def _name_flags(error: CliplineError, ctx: click.Context) -> None:
     words: list[tuple[str, str]] = []
     for param in ctx.command.params:
         name, value = str(param.name), ctx.params.get(str(param.name))
-        typed = next((word for word in ctx.meta[_TYPED] if word in param.opts), param.opts[0])
+        typed = next((word for word in ctx.meta.get(_TYPED, ()) if word in param.opts), param.opts[0])
         flag = name.upper() if isinstance(param, Argument) else typed
         words += [(name, flag)] if "_" in name and flag == typed else []
         for shown in () if value is None else (repr(value), repr(str(value))):

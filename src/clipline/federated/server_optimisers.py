@@ -21,7 +21,7 @@ ServerState = Mapping[str, Tensor]
 AVERAGE = "average of models"  # the name of that tensor in a server's state
 _HIGHEST_RATE = 1e30  # that of the setting server_lr
 _LENGTH = 0.37  # of all steps of `ServerNormalised`, in units of sqrt(rounds * parameters), if all went one way
-_SMALLEST_WEIGHTS = 0.025  # of a deep model that steps of that length do not drown, as root mean square
+_LARGEST_CHANGE = 5.0  # of a unit's input by those steps, in units of what comes in: noise drowned models beyond
 _KEPT_OF_SQUARES = 0.99  # of their running mean, from round to round
 _KEPT_OF_AVERAGE = 0.9  # of the average of models, from round to round
 _LARGEST_FACTOR = 1e38  # finite in float32: where no user moved the model, its product with no momentum is no step
@@ -173,13 +173,10 @@ class ServerNormalised:
     The clip's scale drops out, and so nearly does the users' learning rate. All of it is made of released and public
     numbers, so it costs no privacy.
 
-    It destroys large deep models whose initial weights are small. Where no server is given, `Training` takes
-    `ServerSGD()` for a model with several weight matrices if the root mean square of its initial parameters that are
-    not zero is below 0.025.
-
     Args:
       lr: How far a round moves a parameter, as root mean square, if all rounds pull one way. Left out it is
-        0.37 / sqrt(rounds), which needs no tuning.
+        min(0.37, 5 / sqrt(n)) / sqrt(rounds), which needs no tuning. Here n is the largest number of inputs that a unit
+        of a trained layer has. Models with a single weight matrix count as n = 1.
       momentum: Share of the momentum that a round keeps.
       lr_schedule: Changes the rate from round to round.
 
@@ -271,26 +268,21 @@ class ScheduledServer:
         return params, {**after, "rounds_done": done + 1}
 
 
-def server_for(model: nn.Module, momentum: float = 0.9, lr_schedule: LrSchedule | None = None) -> Ours:
-    """The server where none is given: normalised, but SGD for deep models whose initial weights are small.
+def largest_fan_in(model: nn.Module) -> int:
+    """How many inputs a unit of the trained layers has at most; 1 for a linear model, which bears any change.
 
-    A normalised server moves a parameter by up to 0.37 in a training, whatever its size. In a large model with a
-    root mean square of 0.018 that was noise beyond repair. Parameters that start at zero do not count. A model with one
-    weight matrix is linear, and a scale means nothing to it.
+    A tensor (1, ...) of three dimensions or more is no layer: an embedding of places, say.
     """
-    trained = [one.detach() for one in model.parameters() if one.requires_grad]
-    squares = sum(float(torch.linalg.vector_norm(one, dtype=torch.float64)) ** 2 for one in trained)
-    count = sum(int(one.count_nonzero()) for one in trained)
-    deep = sum(one.ndim > 1 for one in trained) > 1
-    if deep and 0 < squares < count * _SMALLEST_WEIGHTS**2:
-        return ServerSGD(momentum=momentum, lr_schedule=lr_schedule)
-    return ServerNormalised(momentum=momentum, lr_schedule=lr_schedule)
+    shapes = [one.shape for one in model.parameters() if one.requires_grad]
+    layers = [shape for shape in shapes if len(shape) == 2 or (len(shape) > 2 and shape[0] > 1)]
+    return max(1, *(math.prod(shape[1:]) for shape in layers)) if len(layers) > 1 else 1
 
 
-def for_rounds(optimiser: ServerOptimiser, rounds: int) -> ServerOptimiser:
-    """The optimiser with what follows from the number of rounds: its rate, and what a schedule's function says."""
+def for_rounds(optimiser: ServerOptimiser, rounds: int, fan_in: int = 1) -> ServerOptimiser:
+    """The optimiser with what follows from rounds and model: its rate, and what a schedule's function says."""
     if isinstance(optimiser, ServerNormalised) and optimiser.lr is None:
-        optimiser = replace(optimiser, lr=_LENGTH / math.sqrt(rounds))
+        length = min(_LENGTH, _LARGEST_CHANGE / math.sqrt(fan_in))
+        optimiser = replace(optimiser, lr=length / math.sqrt(rounds))
     if isinstance(optimiser, Ours):
         optimiser = replace(optimiser, lr_schedule=tabulated(optimiser.lr_schedule, rounds))
     return optimiser

@@ -12,7 +12,6 @@ from torch import nn
 from ..data.population import Population
 from ..data.task_stores import DataUsed, data_used
 from ..engine.core.row_fields import RowFields
-from ..engine.core.working_model import check_module, uncompiled
 from ..engine.workers.torchrun import torchrun_rank
 from ..errors import refuse
 from ..federated.local_sgd import Loss
@@ -70,7 +69,6 @@ class Task:
         compute.check_device()
         loaded = self.load(settings) if loaded is None else loaded
         model = loaded.make(settings.seed)
-        check_module(uncompiled(model))
         return Training(
             model,
             loaded.loss,
@@ -80,7 +78,7 @@ class Task:
             local=settings.local(loaded.reduction),
             clip=settings.controller(),
             noise=settings.correlation(),
-            server=settings.server_optimiser(model),
+            server=settings.server_optimiser(),
             average=None if settings.average is None else settings.average == "on",
             privacy=settings.privacy(),
             compute=replace(compute, row_fields=loaded.row_fields),

@@ -9,22 +9,13 @@ from dataclasses import MISSING, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from torch import nn
-
 from ..engine.core.fast_parts import FastParts
 from ..errors import SettingError, refuse, regular
 from ..federated.clip_controllers import ClipController, FixedClip, QuantileClip
 from ..federated.local_sgd import LocalAdam, LocalSGD, LocalTraining
 from ..federated.mechanism import BandedNoise, IndependentNoise
 from ..federated.sampling import sampler_named
-from ..federated.server_optimisers import (
-    ServerAdam,
-    ServerNormalised,
-    ServerOptimiser,
-    ServerSGD,
-    ServerYogi,
-    server_for,
-)
+from ..federated.server_optimisers import ServerAdam, ServerNormalised, ServerOptimiser, ServerSGD, ServerYogi
 from ..settings import SETTINGS, STAND_IN, Settings, check, keywords_for, toml_text
 from ..synonyms import meant
 from ..training.options import Compute, Privacy
@@ -88,14 +79,12 @@ class TrainSettings(Settings):
             raise refuse("client_momentum", self.client_momentum, "left out where client_optimiser='adam'", way_out)
         return LocalAdam(**keywords_for(LocalAdam, self), reduction=reduction)
 
-    def server_optimiser(self, model: nn.Module | None = None) -> ServerOptimiser:
-        """The optimiser that `server` names, or the one for this model where it is left out."""
+    def server_optimiser(self) -> ServerOptimiser:
+        """The optimiser that `server` names."""
         if self.server == "normalised" and self.server_lr is not None:
             way_out = "drop it, or add server='sgd'"
             raise refuse("server_lr", self.server_lr, "left out where server='normalised', which needs none", way_out)
         if self.server_name == "normalised":
-            if self.server is None and model is not None:
-                return server_for(model, self.server_momentum, self.server_lr_schedule)
             return ServerNormalised(momentum=self.server_momentum, lr_schedule=self.server_lr_schedule)
         if self.server_name == "sgd":
             return ServerSGD(self.server_rate, self.server_momentum, self.server_lr_schedule)

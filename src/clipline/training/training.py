@@ -41,8 +41,8 @@ from ..federated.server_optimisers import (
     ServerOptimiser,
     ServerSGD,
     for_rounds,
+    largest_fan_in,
     scheduled,
-    server_for,
 )
 from ..lr_schedules import tabulated
 from ..privacy.accountant import account
@@ -116,8 +116,8 @@ class Training:
       local: How a user trains, `LocalSGD` or `LocalAdam`.
       privacy: The promise.
       clip: How the clip is chosen. Left out, it tracks the median.
-      server: What the server does with the mean update. Left out, `ServerNormalised()`, which needs no rate; but
-        `ServerSGD()`, as in the paper, for a deep model whose initial weights are small.
+      server: What the server does with the mean update. Left out, `ServerNormalised()`, which needs no rate; the
+        paper has `ServerSGD()`.
       compute: Device, precision and workers.
       seed: Repeats a run: cohorts and noise come from it, and whoever knows it can subtract the noise. Left out, every
         run has a secret key from the operating system, whose file is deleted when the run has finished.
@@ -169,16 +169,16 @@ class Training:
     ) -> None:
         clip = QuantileClip() if clip is None else clip
         noise = IndependentNoise() if noise is None else noise
+        server = ServerNormalised() if server is None else server
         compute = Compute() if compute is None else compute
-        check_module(uncompiled(model))
-        server = server_for(model) if server is None else server
         parts = {"clip": clip, "server": server, "compute": compute, "noise": noise}
         _check_parts({"population": population, "local": local, "privacy": privacy, **parts})
+        check_module(uncompiled(model))
         compute = compute.resolved(sum(p.numel() for p in model.parameters() if p.requires_grad), cohort_size)
         check("rounds", rounds)
         self.rounds = rounds
         local = replace(local, lr_schedule=tabulated(local.lr_schedule, rounds))  # a function is asked here only
-        server = for_rounds(server, rounds)
+        server = for_rounds(server, rounds, largest_fan_in(model))
         if not isinstance(average, bool | None):
             raise refuse("average", average, "True, False or left out", "True gives the average of released models")
         self.average = isinstance(server, ServerNormalised) if average is None else average

@@ -52,6 +52,18 @@ def noted(_=None):
     return len(SEEN)
 
 
+def later(_):
+    try:
+        return LATER
+    except NameError:
+        return 0
+
+
+def note_later(_):
+    global LATER
+    LATER = 1
+
+
 @contextlib.contextmanager
 def noting():
     SEEN.append(1)
@@ -90,6 +102,19 @@ def forms():
         return bool(items)
 
     push, count = items.append, items.__len__
+    if items:
+        unset = 0  # a variable that is not there yet
+
+    def is_set(_):
+        try:
+            return unset
+        except NameError:
+            return 0
+
+    def set_it(_):
+        nonlocal unset
+        unset = 1
+
     return {
         "a tensor of a list": (
             lambda m: float(m.held[0].sum()), lambda m: m.held[0].add_(1.0), [torch.zeros(2), torch.zeros(2)]),
@@ -97,6 +122,8 @@ def forms():
             lambda m: m.held[0].sum(), lambda m: m.held[0].__iadd__(1), [np.zeros(2), np.zeros(2)]),
         "a global of a function inside": (lambda m: (lambda: len(SEEN))(), lambda m: (lambda: SEEN.append(1))(), None),
         "a function without gradients": (noted, note, None),
+        "a global that is not there yet": (later, note_later, None),
+        "a variable that is not there yet": (is_set, set_it, None),
         "a context manager": (noted, inside, None),
         "a module by name": (lambda m: len(HELPER.STATE), lambda m: HELPER.STATE.append(1), None),
         "a wrapped function": (wrapped, lambda m: items.append(1), None),
@@ -154,6 +181,7 @@ def update(net, users):
 def _as_found():
     yield
     torch.set_default_dtype(torch.float32)
+    globals().pop("LATER", None)
     HELPER.STATE.clear()
     SEEN.clear()
     Holder.__memory__.clear()

@@ -223,13 +223,12 @@ def _scale(runs: Sequence[ReportedRun]) -> str:
 
 def _command(collected: Collected) -> str:
     """What to type for the same again, or to go on where a run was interrupted."""
-    runs, task = collected.runs, collected.runs[0].settings.get("task") if collected.runs else None
-    if len(runs) != 1 or runs[0].of_study or task is None:
+    run = collected.runs[0] if len(collected.runs) == 1 else None
+    if run is None or run.of_study or "task" not in run.settings:
         return shlex.join(["clipline", "report", *map(str, collected.paths)])
-    again = (
-        ["--resume", runs[0].path] if runs[0].state == "interrupted" else ["--config", f"{runs[0].path}/settings.toml"]
-    )
-    return shlex.join(["clipline", "train", *([str(task)] if is_task_file(str(task)) else []), *again])
+    named = [task] if is_task_file(task := str(run.settings["task"])) else []
+    again = ["--resume", run.path] if run.state == "interrupted" else ["--config", f"{run.path}/settings.toml"]
+    return shlex.join(["clipline", "train", *named, *again])
 
 
 def _use(runs: Sequence[ReportedRun]) -> list[str]:
@@ -237,10 +236,10 @@ def _use(runs: Sequence[ReportedRun]) -> list[str]:
     if len(runs) != 1 or runs[0].of_study or runs[0].state in ("not ended", "interrupted"):
         return []
     task = str(runs[0].settings.get("task", ""))
-    model = f", {task!r}" if is_task_file(task) else "" if task else ", model"
+    model = f", {task!r})" if is_task_file(task) else ")" if task else ", model)  # an untrained one of its class"
     return [
         "import clipline",
-        f"saved = clipline.load({runs[0].path!r}{model})",
+        f"saved = clipline.load({runs[0].path!r}{model}",
         'print(saved.predict("table.parquet"))',
     ]
 
