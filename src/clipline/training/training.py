@@ -179,6 +179,8 @@ class Training:
         self.rounds = rounds
         local = replace(local, lr_schedule=tabulated(local.lr_schedule, rounds))  # a function is asked here only
         server = for_rounds(server, rounds, largest_fan_in(model))
+        if upload is not None and (not hasattr(upload, "simulated") or isinstance(upload, type)):
+            raise refuse("upload", upload, "SecureSum, Quantised or RandomMask", "give SecureSum(bits=18), say")
         if not isinstance(average, bool | None):
             raise refuse("average", average, "True, False or left out", "True gives the average of released models")
         self.average = isinstance(server, ServerNormalised) if average is None else average
@@ -267,8 +269,6 @@ class Training:
         assert compute.workers is not None, "resolved above"
         self.upload = upload
         self.federation: Mapping[str, Any] | None = None  # what the card of a federation's model tells of it
-        if upload is not None and not hasattr(upload, "simulated"):
-            raise refuse("upload", upload, "SecureSum, Quantised or RandomMask", "give SecureSum(bits=18), say")
         if upload is None:
             self.backend = choose_backend(compute.workers, self.trainer, self.problem, sampler.sampling)
         else:
@@ -532,5 +532,5 @@ def _check_parts(given: Mapping[str, object]) -> None:
         if not isinstance(given[name], kind):
             raise refuse(name, given[name], named, f"give {example}")
     for name, example in (("clip", "FixedClip(1.0)"), ("server", "ServerSGD(1.0)")):
-        if not hasattr(given[name], "init"):
+        if not hasattr(given[name], "init") or isinstance(given[name], type):
             raise refuse(name, given[name], f"a {name} object", f"give {example}")
