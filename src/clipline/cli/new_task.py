@@ -26,9 +26,10 @@ from .parser import PATH, Argument, Command, Option
 
 TABLE, PAGE = "rides.csv", "README.md"
 _NUMBERS = ("fraction", "whole", "yes-no", "time")
-_MOST = 30  # categories that are listed of a column
-_LISTED = 0.5  # of the values of a column at least, or it holds sentences or names
+_MOST = 30  # categories that are listed of a column; they hold half of its values, or it holds sentences or names
 Classes = Sequence[str | int] | int | None  # what a label may be; None where it is a number to come near to
+Lists = dict[str, Sequence[str | int]]  # of a column the categories
+Scales = dict[str, tuple[float, float]]  # of a column about its middle and its spread
 _UNLISTED = ["value 1", "value 2"]  # of categories that nobody has listed yet
 
 
@@ -102,7 +103,7 @@ def _classes(given: str | None) -> Classes:
     """A number of classes, or their names; quotes keep a comma."""
     if given is None or given.strip().isdigit():
         return None if given is None else int(given)
-    return [one.strip() for one in next(csv.reader([given], skipinitialspace=True), []) if one.strip()]
+    return [one for one in _names([given]) if one]
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ class Chosen:
     texts: Sequence[str] = ()  # left out
     others: Sequence[str] = ()  # left out
     classes: Classes = None
-    categories: dict[str, Sequence[str | int]] = field(default_factory=dict)  # of inputs, as far as known
-    scales: dict[str, tuple[float, float]] = field(default_factory=dict)  # by column: about its middle and its spread
+    categories: Lists = field(default_factory=dict)  # of inputs, as far as known
+    scales: Scales = field(default_factory=dict)
 
 
 def column_kinds(path: str | Path) -> dict[str, str]:
@@ -166,8 +167,8 @@ def _chosen(
     if user == label:
         raise refuse("label", label, "another column than the user's", "give the column to predict")
     others = {name: kind for name, kind in kinds.items() if name not in (user, label)}
-    known = _public(public, {name: kind for name, kind in kinds.items() if name != user}, label)
-    listed = known.categories
+    known = {name: kind for name, kind in kinds.items() if name not in (user, *_of_kind(kinds, "other"))}
+    listed, scales = ({}, {}) if public is None else _public(public, known, label)
     categories = {name: listed.get(name, _UNLISTED) for name in others if kinds[name] == "category" or name in listed}
     inputs = [name for name, kind in others.items() if kind in _NUMBERS]
     if not inputs and not categories:
@@ -175,39 +176,26 @@ def _chosen(
             f"table={str(table)!r} has no column of numbers or times to predict {label!r} from: add some; for text "
             "see examples/text_classification.py"
         )
-    times, texts, rest = (
-        [name for name in others if kinds[name] == kind and name not in categories]
-        for kind in ("time", "text", "other")
-    )
-    if classes is None:
-        classes = known.categories.get(label)
-    of_label = _of_label(label, kinds[label], classes)
-    return Chosen(user, label, inputs, times, texts, rest, of_label, categories, known.scales)
+    texts = [name for name in _of_kind(others, "text") if name not in categories]
+    of_label = _of_label(label, kinds[label], listed.get(label) if classes is None else classes)
+    times, rest = _of_kind(others, "time"), _of_kind(others, "other")
+    return Chosen(user, label, inputs, times, texts, rest, of_label, categories, scales)
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What public rows say of columns, by name."""
-
-    categories: dict[str, Sequence[str | int]] = field(default_factory=dict)
-    scales: dict[str, tuple[float, float]] = field(default_factory=dict)
+def _of_kind(kinds: dict[str, str], wanted: str) -> list[str]:
+    return [name for name, kind in kinds.items() if kind == wanted]
 
 
-def _public(path: Path | None, kinds: dict[str, str], label: str) -> _Known:
-    """Middle and spread of numbers and the most frequent values of text, from rows that are not private."""
-    if path is None:
-        return _Known()
+def _public(path: Path, kinds: dict[str, str], label: str) -> tuple[Lists, Scales]:
+    """The most frequent values of text, and middle and spread of numbers, from rows that are not private."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
     from ..data.readers.tables import whole_table
 
-    rows = whole_table(path, as_text=[name for name, kind in kinds.items() if kind == "text"])
-    found = _Known()
+    rows, lists, scales = whole_table(path, as_text=_of_kind(kinds, "text")), Lists(), Scales()
     for name, kind in kinds.items():
-        if kind == "other":
-            continue
         if name not in rows.column_names:
             raise PopulationError(f"public={str(path)!r} has no column {name!r}: {nearest(name, rows.column_names)}")
         column = pc.drop_null(rows[name])
@@ -215,12 +203,9 @@ def _public(path: Path | None, kinds: dict[str, str], label: str) -> _Known:
             if kind in ("text", "category"):
                 counted = [one for one in pc.value_counts(column).to_pylist() if one["values"] != ""]  # a gap of CSV
                 top = sorted(counted, key=lambda one: (-one["counts"], one["values"]))[:_MOST]
-                if (
-                    kind == "category"
-                    or name == label
-                    or sum(one["counts"] for one in top if one["counts"] > 1) > _LISTED * len(column)
-                ):
-                    found.categories[name] = [one["values"] for one in top] or _UNLISTED
+                repeated = sum(one["counts"] for one in top if one["counts"] > 1)
+                if kind == "category" or name == label or repeated > len(column) / 2:
+                    lists[name] = [one["values"] for one in top] or _UNLISTED
                 continue
             if kind == "time":
                 days = pc.cast(pc.cast(column, pa.timestamp("us")), pa.int64()).to_numpy() / 86_400e6
@@ -236,8 +221,8 @@ def _public(path: Path | None, kinds: dict[str, str], label: str) -> _Known:
             low, middle, high = np.quantile(values, [0.16, 0.5, 0.84]).tolist()  # few far out do not move these
             spread = (high - low) / 2 or float(values.std()) or 1.0
             digits = 1 - math.floor(math.log10(spread))
-            found.scales[name] = round(middle, digits) + 0.0, round(spread, digits)  # no -0.0
-    return found
+            scales[name] = round(middle, digits) + 0.0, round(spread, digits)  # no -0.0
+    return lists, scales
 
 
 def _of_label(label: str, kind: str, classes: Classes) -> Classes:

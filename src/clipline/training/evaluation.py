@@ -138,10 +138,7 @@ class Evaluate(Measuring):
         elif metric is not None:
             raise refuse("metric", metric, "left out where test is a function of the model", "drop one of them")
         elif not callable(test):
-            way_out = (
-                "give users outside the training; of a DataLoader Population.from_dataset(loader.dataset, user_ids)"
-            )
-            raise refuse("test", test, "a Population or a function of the model", way_out)
+            raise refuse("test", test, "a Population or a function of the model", "give users outside the training")
         self.test, self.metric = test, metric
         self.every = check_whole("every", every, at_least=1, way_out=SETTINGS["evaluate_every"].way_out)
         self.batch_size = check_whole("batch_size", batch_size, at_least=1, way_out="256 is a usual choice")

@@ -115,7 +115,8 @@ USE = """```python
 import clipline
 
 saved = clipline.load("this folder", model=...)  # an untrained model of the same class and shapes
-saved.predict(table)  # add predict=f to load, f(model, batch), unless forward(...) names the fields it takes
+# where forward does not take the fields by name: load(..., predict=lambda model, batch: model(batch["x"]))
+saved.predict(table)
 ```
 """
 
