@@ -320,7 +320,8 @@ def section(name: str, found: Runs) -> str:
 {table(head, rows)}
 
 {job.about}
-{settings.rounds} rounds of {settings.cohort_size} users, {len(seeds)} seeds; for outsiders epsilon {epsilon:.2f}.
+{settings.rounds} rounds of {settings.cohort_size} users, {len(seeds)} of {job.seeds} planned seeds.
+For outsiders epsilon is {epsilon:.2f}.
 Shares of noise are made for {job.least_survivors} survivors. Their difference to plain uploads with the same drop-outs
 is {each.mean():+.4f} +- {half:.4f}.
 """
@@ -331,6 +332,8 @@ HEAD = """# What encoded uploads cost
 Trainings whose users upload in one way or another, beside the plain upload, simulated by `Training(upload=...)`.
 Runs of one seed have the same first model and the same cohorts. Intervals are of the mean difference over the seeds,
 95%, by Student's t. Clips are compared in the second half of the rounds, in the geometric mean.
+A seed counts once all its runs are there; a task without all planned seeds ran out of time. Runs come from two
+machines, those of seed 11 of handwriting and of seeds 4 to 9 of so_lr from both: these may be rounded differently.
 
 ![Differences of the metric to plain uploads with intervals, and the tracked clips over the rounds](uploads.png)
 

@@ -69,7 +69,8 @@ def test_flags_are_the_declared_names_with_their_help_and_group():
     for name, option in flags.items():
         if name != "task":
             declared = SETTINGS[name]
-            assert (option.opts, option.help, option.group) == ([declared.flag], declared.help, declared.group)
+            flags_of = [declared.flag, *(["--users"] if name == "population_size" else [])]
+            assert (option.opts, option.help, option.group) == (flags_of, declared.help, declared.group)
             assert declared.help
             assert declared.group in GROUPS
             assert option.default is None  # a file or the task may set it

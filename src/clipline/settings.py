@@ -345,7 +345,8 @@ class Settings:
     )  # fmt: skip
 
     seed: int = setting(
-        "Repeats a run, for simulations: all randomness comes from it.", RUN, default=0, at_least=0, at_most=2**256 - 1,
+        "Repeats a run, for simulations. Whoever knows it can subtract the noise, and no privacy is left.", RUN,
+        default=0, at_least=0, at_most=2**256 - 1,
         way_out="give a seed such as 0 or 2026", unset="drawn, for the initial model alone",
     )  # fmt: skip
     unprivate_timing: bool = setting(

@@ -88,7 +88,7 @@ def test_one_split_alone_goes_straight_into_the_folder(clipline, tmp_path):
         ("prepare tabel --from posts.jsonl --to new", "did you mean 'table'?"),
         ("prepare table --from posts.jsonl --to new", "give --user-column"),
         ("prepare table --from posts.jsonl --to new --user-column auhtor", "'auhtor': did you mean 'author'?"),
-        ("prepare table --from posts.jsonl --to new --user-column author", "field 'note' is text but a store holds"),
+        ("prepare table --from posts.jsonl --to new --user-column author", "field 'note' is text but must be numbers"),
         ("prepare table --from posts.jsonl --to used --user-column author", "'used' is in use"),
         ("prepare table --from posts.jsonl --to posts.jsonl/new --user-column author", "cannot be written"),
         ("prepare shakespeare --from posts.jsonl --to new", "neither SQLite with all splits nor one of"),

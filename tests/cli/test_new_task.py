@@ -29,7 +29,7 @@ ROWS = [
 
 def commands_in(out):
     first, *lines = out.splitlines()
-    assert re.search(r"Read task\.py( and write the middle and spread of your numbers there .*)?, then:$", first)
+    assert re.search(r"Read \w+\.py( and write the middle and spread of your numbers there .*)?, then:$", first)
     return [shlex.split(line) for line in lines if line.startswith("  ")]
 
 
@@ -72,16 +72,17 @@ def test_what_it_prints_runs_as_printed(clipline, tmp_path):
     errors = np.abs(said - np.array([float(row["minutes"]) for row in rows]))
     assert errors.mean() < last["baseline_error"] / 2  # in the order of the rows, or it would be far more
     assert "(epsilon 4.00" in out
-    task = (tmp_path / "shop" / "task.py").read_text()
+    task = (tmp_path / "shop" / "shop.py").read_text()
     assert all(f"# {word}" in task for word in ("What", "How", "About"))
 
 
 def test_a_task_for_a_table_runs_as_printed_and_knows_no_value_of_it(sales, tmp_path):
     out, _ = sales.ok("new-task", "mine", "--table", "sales.csv", "--user", "customer", "--label", "share")
-    text = (tmp_path / "mine" / "task.py").read_text() + (tmp_path / "mine" / "README.md").read_text()
+    text = (tmp_path / "mine" / "mine.py").read_text() + (tmp_path / "mine" / "README.md").read_text()
     assert not [secret for secret in SECRETS if secret in text]
     assert '"fields": ["when", "visits", "member", "late", "share"]' in text
     assert 'Left out, as they are text: "city", "kind"' in text
+    assert "Left out, as they are text: city, kind." in out
     train, predict = commands_in(out)
     sales.ok(*train[1:], "--rounds", 2, "--cohort-size", 20, "--workers", 1)
     out, _ = sales.ok(*predict[1:], "--json")
@@ -103,15 +104,15 @@ def test_classes_are_written_by_name_beside_the_ids(sales, tmp_path):
     where = ["--table", "sales.csv", "--user", "customer", "--label", "kind", "--classes", "small,big"]
     assert sales("new-task", "mine", *where)[0] == 0
     flags = ["--data", "sales.csv", "--rounds", 1, "--cohort-size", 20, "--workers", 1, "--out", "run"]
-    printed, _ = sales.ok("train", "mine/task.py", *flags)
-    assert read_facts(tmp_path / "run")["task"] == "mine/task"  # not "task", as every such file is called
+    printed, _ = sales.ok("train", "mine/mine.py", *flags)
+    assert read_facts(tmp_path / "run")["task"] == "mine"
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     shares = {name: value for name, value in last.items() if name.startswith("share_")}
     assert "\nbeside it  share_small " in printed
     assert list(shares) == ["share_small", "share_big", "share_other"]  # as columns of predictions are called
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["share_other"] == 0
-    flags = ["--model", "mine/task.py", "--data", "sales.csv", "--keep", "customer,visits"]
+    flags = ["--model", "mine/mine.py", "--data", "sales.csv", "--keep", "customer,visits"]
     for ending in ("csv", "npz", "jsonl"):
         out, _ = sales.ok("predict", "run", *flags, "--out", f"said.{ending}")
         columns = "customer, visits, prediction, probability_small, probability_big, probability_other"
@@ -139,12 +140,64 @@ def test_classes_are_written_by_name_beside_the_ids(sales, tmp_path):
 def test_the_file_fits_the_table_and_the_label(sales, tmp_path, table, label, classes, outputs, compared_with):
     where = ["--table", table, "--user", "customer", "--label", label, *classes]
     sales.ok("new-task", "mine", *where)
-    task = own_task("mine/task.py", {"data": table, "seed": 0})
+    task = own_task("mine/mine.py", {"data": table, "seed": 0})
     loaded = task.load(task.settings)  # which measures a batch, and so runs model, loss and metrics
     model = loaded.make(0)
     assert model[-1].out_features == outputs
     assert loaded.metric_name == ("absolute_error" if outputs == 1 else "accuracy")
     assert list(loaded.evaluate(model)) == [loaded.metric_name, *compared_with, "loss"]
+
+
+def public_table(path):
+    """Forty public rows; `km` has the median 5000 and spreads by 1000 about it, but for one row far out."""
+    rng = np.random.default_rng(3)
+    rows = [
+        {"who": f"p{row}", "km": 5000 + 1000 * side, "grade": 1 + row % 3, "code": [7, 8, 7][row % 3],
+         "city": ["oslo", "bern", "oslo", "rome"][row % 4], "note": f"sentence {row}", "day": "2026-01-11"}
+        for row, side in enumerate([-1, 0, 1] * 13 + [10**6])
+    ]  # fmt: skip
+    write_csv(path, [rows[place] for place in rng.permutation(len(rows))])
+
+
+def secret_table(path):
+    """The same columns, and a label that the numbers say: 300 users of ten rows."""
+    rng = np.random.default_rng(4)
+    rows = []
+    for row in range(3000):
+        km, city = rng.normal(5000, 1000), ["oslo", "bern", "atlantis"][row % 3]
+        grade = 1 + (km > 4700) + (km > 5900)
+        rows.append({"who": f"s{row // 10}", "km": "" if row % 20 == 0 else km, "grade": grade, "city": city,
+                     "code": 7 + row % 2, "note": "mine", "day": "2031-05-05"})  # fmt: skip
+    write_csv(path, rows)
+
+
+def test_scales_and_categories_come_from_public_rows_and_the_file_unedited_beats_the_majority(clipline, tmp_path):
+    secret_table(tmp_path / "secret.csv")
+    public_table(tmp_path / "public.csv")
+    columns = ["--user", "who", "--label", "grade", "--classes", "1,2,3", "--categories", "code", "--without", "day"]
+    out, _ = clipline.ok("new-task", "mine", "--table", "secret.csv", "--public", "public.csv", *columns)
+    assert "Left out, as they are text: note." in out
+    assert "write the middle" not in out
+    text = (tmp_path / "mine" / "mine.py").read_text()
+    assert "atlantis" not in text
+    assert '"km": (5000.0, 1000.0)' in text
+    assert '"fill": {"km": 5000.0}' in text
+    assert '"categories": {"city": ["oslo", "bern", "rome"], "code": [7, 8], "grade": [1, 2, 3]}' in text
+    assert "day" not in text.partition("COLUMNS")[2].partition("LABEL")[0]
+    train, _ = commands_in(out)
+    clipline.ok(*train[1:], "--rounds", 20, "--workers", 1, "--epsilon", 20)
+    last = json.loads((tmp_path / "mine" / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    shares = [value for name, value in last.items() if name.startswith("share_")]
+    assert last["accuracy"] > max(shares) + 0.1
+
+
+def test_categories_without_public_rows_are_for_the_reader_to_list(sales, tmp_path):
+    where = ["--table", "sales.csv", "--user", "customer", "--label", "late", "--categories", "city,kind"]
+    out, _ = sales.ok("new-task", "mine", *where)
+    assert "Write into mine.py what these may hold, or give --public FILE: city, kind." in out
+    assert "is among its 2 categories" in sales.refused("train", "mine/mine.py", "--data", "sales.csv")
+    out, _ = sales.ok("new-task", "shakespeare")
+    assert "train shakespeare/task.py" in out  # as a file is not called like a task of clipline
 
 
 def of(table="sales.csv", user="customer", **more):
@@ -159,6 +212,12 @@ def of(table="sales.csv", user="customer", **more):
         (of(label="kind"), "as it is text: give --classes yes,no"),
         (of(label="when"), "--label 'when' must be a column of numbers"),
         (of(label="share", classes="3"), "is fraction: give their"),
+        (of(label="late", categories="share"), "must be text or whole but is fraction"),
+        (of(label="late", numbers="city"), "must be fraction or whole or yes-no or time but is text"),
+        (of(label="late", without="citi"), "has no without column 'citi': did you mean"),
+        (of(label="late", without="late"), "another column than the user's and the label"),
+        (of(label="late", public="sales.csv"), "must be another file than the table"),
+        (of(label="late", public="header.jsonl"), "has no column 'when'"),
         (of(label="kind", classes="big,big"), "classes=['big', 'big'] must be a list of"),
         (of("header.csv", label="late"), "has no column of numbers or times to predict"),
         (["--user", "customer"], "--user 'customer' must be left out without a table"),
@@ -166,6 +225,7 @@ def of(table="sales.csv", user="customer", **more):
 )
 def test_what_cannot_be_written_is_refused_in_one_sentence(sales, tmp_path, arguments, words):
     (tmp_path / "header.csv").write_text("customer,share,late\n")
+    (tmp_path / "header.jsonl").write_text('{"customer": 1, "share": 1}\n')
     code, out, err = sales("new-task", "mine", *arguments)
     assert (code, out) == (2, "")
     assert words in err
@@ -175,9 +235,9 @@ def test_what_cannot_be_written_is_refused_in_one_sentence(sales, tmp_path, argu
 
 def test_a_folder_in_use_is_left_alone(clipline, tmp_path):
     (tmp_path / "shop").mkdir()
-    (tmp_path / "shop" / "task.py").write_text("mine\n")
+    (tmp_path / "shop" / "shop.py").write_text("mine\n")
     assert "must be new or empty, and it is in use" in clipline.refused("new-task", "shop")
-    assert [path.name for path in (tmp_path / "shop").iterdir()] == ["task.py"]
+    assert [path.name for path in (tmp_path / "shop").iterdir()] == ["shop.py"]
 
 
 @pytest.mark.filterwarnings("ignore:'plain.py' is not the file")

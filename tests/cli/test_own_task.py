@@ -101,7 +101,7 @@ def test_the_page_runs_as_printed(clipline, tmp_path, capsys):
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "own_task.py").write_text(file)
     exec(compile(rides, "docs/howto/own_model.md", "exec"), {})
-    _, block = re.findall(r"^```\n(clipline .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    *_, block = re.findall(r"^```\n(clipline .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     commands = block.splitlines()
     assert len(commands) == 3
     outs = []
@@ -268,7 +268,11 @@ def test_a_file_may_define_a_task(mine, tmp_path):
         ('"rounds": 3', '"rounds": 0', "rounds=0 must be a whole number at least 1"),
         ('return {"accuracy": ', "return (", "metrics(model, batch) gave Tensor but must give names and numbers"),
         (".float()}", ".float().mean()}", "metric 'accuracy' returned shape () but must return a tensor of shape (64"),
-        ('["y"].long())', '["y"].long()).repeat(3)', "loss returned a tensor of shape (3,) but must return one"),
+        (
+            '["y"].long())',
+            '["y"].long()).repeat(3)',
+            "loss returned a tensor of shape (3,) but must return a tensor of one",
+        ),
         ('batch["x"]), batch', 'batch["z"]), batch', "fails (line 13: KeyError: 'z'): the batch has the fields x, y"),
         ("nn.Linear(3, 2)", "nn.Linear(4, 2)", "loss(model, batch) of 'mine.py' fails (line 13: RuntimeError: mat1"),
         ('"accuracy":', '"clip":', "metric='clip' must be named other than round, clip, fraction_within"),

@@ -63,7 +63,7 @@ def test_whole_numbers_with_gaps_stay_whole_where_filled():
 @pytest.mark.parametrize(
     ("x", "words"),
     [
-        (["p", "q", "r"], "field 'x' is text but a store holds numbers: leave it out"),
+        (["p", "q", "r"], "field 'x' is text but must be numbers: leave it out"),
         (
             ["1", "SECRET 4711", "2.5"],
             "field 'x' is text, as 1 of 3 values is no number (row 2): mend the data, or leave such",

@@ -1,6 +1,7 @@
 import math
 
 import pytest
+from samples import small_training
 
 from clipline import FixedClip, QuantileClip, ScheduledClip, SettingError
 from clipline.federated.clip_controllers import ClipState
@@ -170,3 +171,24 @@ def test_a_controller_refuses_what_makes_no_sense(make, words):
 def test_a_schedule_that_is_none_is_refused_in_a_sentence(schedule):
     with pytest.raises(SettingError, match=r"schedule=.* must be a mapping from rounds to clips, or pairs of these"):
         ScheduledClip(schedule)
+
+
+class Number:
+    """A rule of somebody who returns the clip itself."""
+
+    needs_fraction = False
+
+    def __init__(self, first):
+        self.first = first
+
+    def init(self):
+        return self.first
+
+    def update(self, state, release):
+        return state.clip
+
+
+@pytest.mark.parametrize(("first", "method"), [(1.0, r"init\(\)"), (ClipState(1.0), r"update\(state, release\)")])
+def test_a_rule_that_returns_a_number_is_told_what_to_return(first, method):
+    with pytest.raises(SettingError, match=rf"what {method} of the clip rule returned=1.0 must be a ClipState: return"):
+        small_training(2, clip=Number(first)).run()

@@ -30,7 +30,7 @@ def test_a_loss_is_one_number_or_one_for_each_example():
     assert not per_example(torch.zeros(()), 3)
     assert per_example(torch.zeros(1), 1)
     for bad in (torch.zeros(4), torch.zeros(3, 1), torch.zeros(1), 2.0, None):
-        with pytest.raises(ModuleError, match="must return one number, or 3, one for each example"):
+        with pytest.raises(ModuleError, match="must return a tensor of one number, or of 3, one for each"):
             per_example(bad, 3)
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="the extra federation is not installed")
 from click.testing import CliRunner
 from federations import DIM, UPDATES, USERS, app, grid, training
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from safetensors import safe_open
 from samples import everything_in
 
 import clipline as cl
@@ -30,6 +31,7 @@ from clipline.federation.secure_sum import SumServer
 from clipline.privacy.ledger import Ledger
 from clipline.privacy.two_views import account_both
 from clipline.training.checkpoint import Circumstances, load_checkpoint
+from clipline.training.durable import save_tensors
 from clipline.training.run_files import PARTICIPATIONS
 from clipline.trust.card import write_cards
 from clipline.trust.verify import verify
@@ -472,6 +474,8 @@ def test_two_guarantees_stand_in_the_run_directory_and_the_cards_and_are_verifie
         ("guarantees.txt", "Against the server, for", "Against nobody, for", "guarantees.txt says"),
         (PARTICIPATIONS, '"1003": 3', '"1003": 4', "a node that was asked 4 times, guarantees.txt is for 3"),
         (PARTICIPATIONS, "{", "", "cannot be read"),
+        (PARTICIPATIONS, '"1003": 3', '"1003": "x"', "cannot be read"),
+        (PARTICIPATIONS, '"sums": ', '"sums": Infinity, "x": ', "cannot be read"),
     ],
 )
 def test_two_guarantees_that_were_changed_are_found(name, old, new, problem, tmp_path):
@@ -497,6 +501,19 @@ def test_fewer_participations_are_found_without_the_file_of_who_was_asked(tmp_pa
     (folder / "guarantees.txt").write_text(f"{account_both(found.guarantee, found.ledger, 4)}\n")
     (problem,) = verify(folder).problems
     assert "guarantees.txt says" in problem
+
+
+@pytest.mark.parametrize("asked", [math.nan, math.inf, "4", None])
+def test_a_card_whose_participations_are_no_number_is_a_problem(asked, tmp_path):
+    folder, (upload, made) = tmp_path / "run", secure(least_survivors=3)
+    strategy(made).run(grid(upload), folder)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    card = json.loads(metadata["card"])
+    card["federation"]["asked"] = asked
+    save_tensors(tensors, folder / "model.safetensors", {**metadata, "card": json.dumps(card)})
+    (problem,) = verify(folder).problems
+    assert "does not say how often a user of the federation may have been asked" in problem
 
 
 def test_a_cap_that_was_passed_already_is_no_cap_of_a_resumed_run(tmp_path):

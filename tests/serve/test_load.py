@@ -2,7 +2,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from samples import small_training
 from torch import nn
 
@@ -47,6 +47,40 @@ def test_a_model_comes_back_with_its_guarantee_and_predicts(folder, result):
     assert not saved.model.training
     predicted = saved.predict({"x": X}, batch_size=3)  # 3 + 3 + 1
     np.testing.assert_allclose(predicted, expected(result), rtol=1e-5, atol=1e-6)
+
+
+def test_a_result_predicts_as_the_saved_model_does_and_keeps_its_modes(result):
+    result.model.train()
+    np.testing.assert_allclose(result.predict(X, batch_size=3), expected(result), rtol=1e-5, atol=1e-6)
+    named = result.predict({"x": X, "id": np.arange(7)}, scores, classes=["a", "b", "c"], keep=["id"])
+    assert list(named) == ["id", "prediction", "score_a", "score_b", "score_c"]
+    assert named["prediction"].tolist() == [["a", "b", "c"][place] for place in expected(result).argmax(axis=1)]
+    assert result.model.training
+
+
+def frozen_first():
+    """A model of which only the second layer trains."""
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 3))
+    model[0].requires_grad_(False)
+    return model
+
+
+def test_a_result_saved_without_its_frozen_parameters_takes_them_from_the_model_given(tmp_path):
+    result = small_training(1, model=frozen_first()).run()
+    folder = result.save(tmp_path / "less", frozen=False)
+    assert load_file(folder / "model.safetensors").keys() == {"2.weight", "2.bias"}
+    assert "The parameters that did not train are not stored" in (folder / "card.md").read_text()
+    saved = cl.load(folder, frozen_first)
+    np.testing.assert_array_equal(saved.predict(X), result.predict(X))
+    other = frozen_first()
+    other[0].weight.data[0, 0] += 1
+    with pytest.raises(
+        ModuleError, match=r"'0.weight' is not stored in .* and the model given has another: give model="
+    ):
+        cl.load(folder, other)
+    with pytest.raises(ModuleError, match="and the model given has none"):
+        cl.load(folder, linear)
 
 
 def test_a_function_makes_the_model_as_well(folder, result):

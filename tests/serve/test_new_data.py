@@ -151,7 +151,7 @@ def test_a_row_alone_may_have_gaps_where_the_training_filled_them(tmp_path):
 @pytest.mark.parametrize(
     ("column", "words"),
     [
-        (["bus"], "field 'km' is text but a store holds numbers: give numbers, as in the training, or the same text="),
+        (["bus"], "field 'km' is text but must be numbers: give numbers, as in the training, or the same text="),
         (["1", "2", "far"], "field 'km' is text, as 1 of 3 values is no number (row 3): give numbers in all rows"),
         (["1", "2"], "field 'km' holds numbers written as text: convert it"),
     ],

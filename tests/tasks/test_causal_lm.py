@@ -175,6 +175,11 @@ def test_adapters_are_saved_in_pefts_own_format_and_answer_the_same(tmp_path):
     assert torch.equal(loaded(ids).logits, trained)
     assert not torch.allclose(trained, untrained)
     assert torch.equal(load(tmp_path / "saved", model=with_lora(base("llama"))).model(ids).logits, trained)
+    result.save(tmp_path / "adapters", frozen=False)
+    few = load(tmp_path / "adapters", model=lambda: with_lora(base("llama")))
+    assert torch.equal(few.model(ids).logits, trained)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("adapters", "saved")]
+    assert sizes[0] < sizes[1]
     merged = result.model.merge_and_unload()
     torch.testing.assert_close(merged(ids).logits, trained, rtol=1e-4, atol=1e-5)
 

@@ -48,6 +48,27 @@ def test_metrics_may_be_several_by_name_and_a_loss_is_one():
     assert training(rounds=1).run([Evaluate(TEST, lambda model, batch: batch["y"])]).metrics.keys() == {"metric"}
 
 
+def test_by_user_each_counts_once_and_the_tenth_for_whom_it_is_worst_is_shown(tmp_path):
+    people = population_of([3, 0, 9, 1, 40, *[2] * 18], seed=9)  # 22 with examples: the worst tenth are two
+
+    def both(model, batch):
+        return {"accuracy": batch["y"], "loss": batch["y"]}
+
+    evaluate = Evaluate(people, both, by="user", batch_size=7, keep_best="worst_tenth_accuracy")
+    result = training(rounds=1).run([evaluate, RunDirectory(tmp_path / "run")])
+    means = sorted(float(np.mean(fields["y"])) for fields in people if len(fields["y"]))
+    assert len(means) == 22
+    expected = {
+        "user_accuracy": np.mean(means), "worst_tenth_accuracy": np.mean(means[:2]),
+        "user_loss": np.mean(means), "worst_tenth_loss": np.mean(means[-2:]),
+    }  # fmt: skip
+    assert result.metrics == pytest.approx(expected, abs=1e-12)
+    last = json.loads((tmp_path / "run" / METRICS).read_text().splitlines()[-1])
+    assert {name: last[name] for name in expected} == pytest.approx(expected, abs=1e-12)
+    with pytest.raises(SettingError, match="average in that function"):
+        Evaluate(lambda model: {}, by="user")
+
+
 def test_rounds_are_measured_at_their_turn_and_after_the_last():
     seen = []
 

@@ -13,6 +13,7 @@ from clipline import (
     QuantileClip,
     Relation,
     ScheduledClip,
+    SecureSum,
     ServerAdam,
     ServerSGD,
 )
@@ -164,6 +165,9 @@ def test_running_twice_starts_twice_from_the_model_as_given():
         ({"seed": -1}, "seed=-1"),
         ({"clip": 5.0}, "clip=5.0 must be a clip object: give FixedClip(1.0)"),
         ({"server": "sgd"}, "server='sgd' must be a server object"),
+        ({"server": ServerSGD}, "server=<type> must be a server object: give ServerSGD(1.0)"),
+        ({"clip": QuantileClip}, "clip=<type> must be a clip object: give FixedClip(1.0)"),
+        ({"upload": SecureSum}, "upload=<type> must be SecureSum"),
         ({"local": 0.1}, "local=0.1 must be a LocalSGD or LocalAdam: give LocalSGD(lr=0.1)"),
         ({"rounds": 10**400}, "rounds='a number of too many digits'"),
         ({"noise_multiplier": 2.5, "count_stddev": 1.0}, "raise count_stddev or cohort_size, or lower noise_mult"),
@@ -241,3 +245,5 @@ def test_data_that_are_no_population_are_refused_by_type_with_how_to_make_one():
     assert str(error.value) == (
         'population=<Table> must be a Population: give Population.from_dataframe(frame, user="...")'
     )
+    with pytest.raises(SettingError, match=r"give Population.from_dataset\(loader.dataset, user_ids\)"):
+        training(torch.utils.data.DataLoader([1]))

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from safetensors import safe_open
 from safetensors.torch import save_file
-from samples import small_training
+from samples import StopAfter, small_training
 
 import clipline as cl
 from clipline.cli.parser import app
@@ -124,6 +124,8 @@ EDITS = {
     "a line less in the metrics": (drop_last("metrics.jsonl"), "metrics.jsonl 11"),
     "a line twice in the metrics": (double_last("metrics.jsonl"), "has rounds twice: 11"),
     "a gap in the metrics": (edit(r'^.*"round": 5,.*\n', "", "metrics.jsonl"), "lacks rounds: 5"),
+    "a round far ahead in the metrics": (edit('"round": 11,', '"round": 9000000000000000,', "metrics.jsonl"),
+        "lacks rounds: 11, 12, 13, 14, 15"),
     "a damaged line in the metrics": (edit(r'^{"round": 5,', "x", "metrics.jsonl"), "damaged"),
     "a greater epsilon in the metrics": (edit('"epsilon": ', '"epsilon": 9', "metrics.jsonl", 0), "has epsilon 9"),
     "another delta in the metrics": (edit('"delta": ', '"delta": 1', "metrics.jsonl", 0), "has delta"),
@@ -134,6 +136,10 @@ EDITS = {
     "more noise in the settings": (edit(Z, "# noise_multiplier = 3.0", "settings.toml"), "Theorem 1"),
     "no noise on updates in the settings": (
         edit(r"^# delta_noise_multiplier = .*", "# delta_noise_multiplier = 0.1", "settings.toml"), "Theorem 1"),
+    "a noise without a square in the settings": (
+        edit(r"^# delta_noise_multiplier = .*", "# delta_noise_multiplier = 1e-200", "settings.toml"), "Theorem 1"),
+    "users that are no number in the settings": (
+        edit("^population_size = 60", "population_size = 1e400", "settings.toml"), "must be whole numbers"),
     "less noise on the count": (edit(r"^# count_stddev = .*", "# count_stddev = 0.9", "settings.toml"), "Theorem 1"),
     "no noise on record": (edit(Z + "\n", "", "settings.toml"), "does not say how much noise"),
     "another delta in the settings": (edit(r"^# delta = .*", "# delta = 1e-9", "settings.toml"), "delta is"),
@@ -291,7 +297,21 @@ def test_the_model_of_an_interruption_after_which_the_run_went_on_is_no_contradi
 
     made().run([cl.RunDirectory(tmp_path / "r"), Stop(3)])
     assert verify(tmp_path / "r").problems == ()
+    cut = shutil.copytree(tmp_path / "r", tmp_path / "cut")
+    drop_last("ledger.jsonl", "metrics.jsonl")(cut)
+    assert "the model's card has 3 rounds and ledger.jsonl charges 2" in verify(cut).problems
     with pytest.raises(OSError, match="gone"):
         made().resume(tmp_path / "r", [Stop(6, OSError("gone"))])
     found = verify(tmp_path / "r")
     assert (found.problems, found.guarantee.rounds, found.finished) == ((), 6, False)
+
+
+def test_an_interrupted_run_that_a_metric_could_have_ended_is_checked_for_all_rounds_of_its_budget(tmp_path):
+    """The budget of 6 rounds is less than the plan of 8: by the ledger alone epsilon would be that of 3."""
+    six = small_training(6, seed=1 << 60).planned
+    made = small_training(8, privacy=cl.Privacy(noise_multiplier=0.5, max_epsilon=six.epsilon), seed=1 << 60)
+    measure = cl.Evaluate(lambda model: {"loss": 1.0}, every=1)
+    made.run([cl.RunDirectory(tmp_path), measure, cl.EarlyStopping("loss", patience=9), StopAfter(3)])
+    found = verify(tmp_path)
+    assert (found.problems, found.finished, found.ledger.rounds) == ((), False, 6)
+    assert found.guarantee.epsilon == six.epsilon

@@ -6,6 +6,7 @@ The text of the file stands in assets/: `task.txt`, then `number.txt` or `class.
 from __future__ import annotations
 
 import csv
+import math
 import random
 import shlex
 from collections.abc import Sequence
@@ -20,54 +21,76 @@ from typing import Any
 
 from ..console import say
 from ..errors import PopulationError, RunError, SettingError, check_whole, nearest, refuse
+from ..tasks import task_names
 from .parser import PATH, Argument, Command, Option
 
-FILE, TABLE, PAGE = "task.py", "rides.csv", "README.md"
-Classes = Sequence[str] | int | None  # what a label may be; None where it is a number to come near to
+TABLE, PAGE = "rides.csv", "README.md"
+_NUMBERS = ("fraction", "whole", "yes-no", "time")
+_MOST = 30  # categories that are listed of a column; they hold half of its values, or it holds sentences or names
+Classes = Sequence[str | int] | int | None  # what a label may be; None where it is a number to come near to
+Lists = dict[str, Sequence[str | int]]  # of a column the categories
+Scales = dict[str, tuple[float, float]]  # of a column about its middle and its spread
+_UNLISTED = ["value 1", "value 2"]  # of categories that nobody has listed yet
 
 
-def new_task(folder: Path, table: Path | None, user: str | None, label: str | None, classes: str | None) -> None:
+def new_task(
+    folder: Path, table: Path | None, user: str | None, label: str | None, classes: str | None, public: Path | None,
+    categories: tuple[str, ...], numbers: tuple[str, ...], without: tuple[str, ...],
+) -> None:  # fmt: skip
     """Write a commented task file that runs, to change into your own.
 
     Without a table, also a small made-up one:  clipline new-task rides
 
-    For yours:  clipline new-task shop --table sales.parquet --user customer --label amount
+    For yours:  clipline new-task shop --table sales.parquet --user customer --label amount --public old_sales.parquet
 
-    Of the table only the names and types of its columns are read, no values.
+    Of the table only the names and types of its columns are read, no values. Scales, fills and lists of categories
+    come from the public table: it has the same columns, and other rows, which are not private.
     """
     unused(folder)
     if table is None:
-        for name, value in (("user", user), ("label", label), ("classes", classes)):
-            if value is not None:
+        for name, value in locals().copy().items():
+            if name not in ("folder", "table") and value:
                 raise refuse(name, value, "left out without a table of your own", "give --table FILE, or drop it")
         chosen, data, title = RIDES, folder / TABLE, "How long a ride takes, learned from made-up riders."
     else:
         if user is None or label is None:
             missing, what = ("user", "that says whose row it is") if user is None else ("label", "to predict")
             raise SettingError(f"{missing} is missing: give --{missing} COLUMN, the column {what}")
-        chosen, data = _chosen(table, user, label, _classes(classes)), table
+        if public is not None and public.resolve() == table.resolve():
+            raise refuse("public", str(public), "another file than the table", "give rows that nobody has to protect")
+        kinds = _kinds(table, user, label, *(_names(given) for given in (categories, numbers, without)))
+        chosen, data = _chosen(table, kinds, user, label, _classes(classes), public), table
         title = "What a column of a table will be, learned from the others."
-    file, run = folder / FILE, folder / "run"
+    stem = folder.resolve().name
+    file, run = folder / f"{'task' if stem in task_names() or ':' in stem else stem}.py", folder / "run"
     kept = f'"{chosen.user}"' if "," in chosen.user else chosen.user  # whose row it is, beside what is predicted
     commands = [
         _command("train", file, "--data", data, "--out", run),
         _command("predict", run, "--model", file, "--data", data, "--keep", kept, "--out", folder / "predicted.csv"),
     ]
     text = _task_text(chosen, title, commands[0])
-    compile(text, FILE, "exec")  # a mistake of ours, should there be one, is seen here and not by whoever trains
+    compile(text, file.name, "exec")  # a mistake of ours, should there be one, is seen here and not by whoever trains
     folder.mkdir(parents=True, exist_ok=True)
     if table is None:
         _write_rides(data)
     (folder / PAGE).write_text(_page(chosen, file, commands), encoding="utf-8")
     file.write_text(text, encoding="utf-8")
-    scales = (
-        "" if table is None else " and write the middle and spread of your numbers there (it learns little without)"
-    )
-    say(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}. Read task.py{scales}, then:")
+    guessed = table is not None and public is None
+    scales = " and write the middle and spread of your numbers there (it learns little without)" if guessed else ""
+    say(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}. Read {file.name}{scales}, then:")
     for line in commands:
         say(f"  {line}")
-    if table is not None and classes is None:
+    if table is not None and chosen.classes is None:
         say(f"{label} is learned as a number. If it is a class, make the file again with --classes 2, say.")
+    if chosen.texts:
+        say(f"Left out, as they are text: {', '.join(chosen.texts)}. --categories NAME takes one in.")
+    if unlisted := [name for name, listed in chosen.categories.items() if listed == _UNLISTED]:
+        say(f"Write into {file.name} what these may hold, or give --public FILE: {', '.join(unlisted)}.")
+
+
+def _names(given: Sequence[str]) -> list[str]:
+    """Columns of a flag that may be repeated; quotes keep a comma."""
+    return [name.strip() for one in given for name in next(csv.reader([one], skipinitialspace=True), [])]
 
 
 def unused(folder: Path) -> None:
@@ -80,7 +103,7 @@ def _classes(given: str | None) -> Classes:
     """A number of classes, or their names; quotes keep a comma."""
     if given is None or given.strip().isdigit():
         return None if given is None else int(given)
-    return [one.strip() for one in next(csv.reader([given], skipinitialspace=True), []) if one.strip()]
+    return [one for one in _names([given]) if one]
 
 
 @dataclass(frozen=True)
@@ -94,8 +117,8 @@ class Chosen:
     texts: Sequence[str] = ()  # left out
     others: Sequence[str] = ()  # left out
     classes: Classes = None
-    categories: dict[str, Sequence[str]] = field(default_factory=dict)  # of inputs that are text, as far as known
-    scales: dict[str, tuple[float, float]] = field(default_factory=dict)  # by column: about its middle and its spread
+    categories: Lists = field(default_factory=dict)  # of inputs, as far as known
+    scales: Scales = field(default_factory=dict)
 
 
 def column_kinds(path: str | Path) -> dict[str, str]:
@@ -117,23 +140,89 @@ def column_kinds(path: str | Path) -> dict[str, str]:
     return {str(field.name): kind(field.type) for field in table_schema(path)}
 
 
-def _chosen(table: Path, user: str, label: str, classes: Classes) -> Chosen:
-    """The columns of a table, sorted by what becomes of them."""
+def _kinds(
+    table: Path, user: str, label: str, categories: Sequence[str], numbers: Sequence[str], without: Sequence[str]
+) -> dict[str, str]:
+    """The kind of each column that is used, as `column_kinds` says or the caller: "category" is of the latter alone."""
     kinds = column_kinds(table)
-    for name, column in (("user", user), ("label", label)):
-        if column not in kinds:
-            raise PopulationError(f"table={str(table)!r} has no {name} column {column!r}: {nearest(column, kinds)}")
+    flags = {"user": [user], "label": [label], "categories": categories, "numbers": numbers, "without": without}
+    for name, columns in flags.items():
+        for column in columns:
+            if column not in kinds:
+                raise PopulationError(f"table={str(table)!r} has no {name} column {column!r}: {nearest(column, kinds)}")
+            if name not in ("user", "label") and column in (user, label):
+                raise refuse(name, column, "another column than the user's and the label", "leave it out")
+    for name, columns, allowed in (("categories", categories, ("text", "whole")), ("numbers", numbers, _NUMBERS)):
+        for column in columns:
+            if kinds[column] not in allowed:
+                raise refuse(name, column, f"{' or '.join(allowed)} but is {kinds[column]}", "convert the column")
+    asked = {**kinds, **dict.fromkeys(categories, "category")}
+    return {name: kind for name, kind in asked.items() if name not in without}
+
+
+def _chosen(
+    table: Path, kinds: dict[str, str], user: str, label: str, classes: Classes, public: Path | None
+) -> Chosen:  # fmt: skip
+    """The columns of a table, sorted by what becomes of them."""
     if user == label:
         raise refuse("label", label, "another column than the user's", "give the column to predict")
     others = {name: kind for name, kind in kinds.items() if name not in (user, label)}
-    inputs = [name for name, kind in others.items() if kind in ("fraction", "whole", "yes-no", "time")]
-    if not inputs:
+    known = {name: kind for name, kind in kinds.items() if name not in (user, *_of_kind(kinds, "other"))}
+    listed, scales = ({}, {}) if public is None else _public(public, known, label)
+    categories = {name: listed.get(name, _UNLISTED) for name in others if kinds[name] == "category" or name in listed}
+    inputs = [name for name, kind in others.items() if kind in _NUMBERS]
+    if not inputs and not categories:
         raise PopulationError(
             f"table={str(table)!r} has no column of numbers or times to predict {label!r} from: add some; for text "
             "see examples/text_classification.py"
         )
-    times, texts, rest = ([name for name in others if kinds[name] == kind] for kind in ("time", "text", "other"))
-    return Chosen(user, label, inputs, times, texts, rest, _of_label(label, kinds[label], classes))
+    texts = [name for name in _of_kind(others, "text") if name not in categories]
+    of_label = _of_label(label, kinds[label], listed.get(label) if classes is None else classes)
+    times, rest = _of_kind(others, "time"), _of_kind(others, "other")
+    return Chosen(user, label, inputs, times, texts, rest, of_label, categories, scales)
+
+
+def _of_kind(kinds: dict[str, str], wanted: str) -> list[str]:
+    return [name for name, kind in kinds.items() if kind == wanted]
+
+
+def _public(path: Path, kinds: dict[str, str], label: str) -> tuple[Lists, Scales]:
+    """The most frequent values of text, and middle and spread of numbers, from rows that are not private."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from ..data.readers.tables import whole_table
+
+    rows, lists, scales = whole_table(path, as_text=_of_kind(kinds, "text")), Lists(), Scales()
+    for name, kind in kinds.items():
+        if name not in rows.column_names:
+            raise PopulationError(f"public={str(path)!r} has no column {name!r}: {nearest(name, rows.column_names)}")
+        column = pc.drop_null(rows[name])
+        try:
+            if kind in ("text", "category"):
+                counted = [one for one in pc.value_counts(column).to_pylist() if one["values"] != ""]  # a gap of CSV
+                top = sorted(counted, key=lambda one: (-one["counts"], one["values"]))[:_MOST]
+                repeated = sum(one["counts"] for one in top if one["counts"] > 1)
+                if kind == "category" or name == label or repeated > len(column) / 2:
+                    lists[name] = [one["values"] for one in top] or _UNLISTED
+                continue
+            if kind == "time":
+                days = pc.cast(pc.cast(column, pa.timestamp("us")), pa.int64()).to_numpy() / 86_400e6
+                values = days - date(date.today().year, 1, 1).toordinal() + date(1970, 1, 1).toordinal()
+            else:
+                values = pc.cast(column, pa.float64()).to_numpy()
+        except pa.ArrowException as error:
+            raise PopulationError(
+                f"column {name!r} of public={str(path)!r} is not {kind} ({error}): convert it"
+            ) from None
+        values = values[np.isfinite(values)]
+        if len(values):
+            low, middle, high = np.quantile(values, [0.16, 0.5, 0.84]).tolist()  # few far out do not move these
+            spread = (high - low) / 2 or float(values.std()) or 1.0
+            digits = 1 - math.floor(math.log10(spread))
+            scales[name] = round(middle, digits) + 0.0, round(spread, digits)  # no -0.0
+    return lists, scales
 
 
 def _of_label(label: str, kind: str, classes: Classes) -> Classes:
@@ -149,10 +238,12 @@ def _of_label(label: str, kind: str, classes: Classes) -> Classes:
         return classes
     if kind not in ("fraction", "whole"):
         raise refuse("label", label, "a column of numbers or text", "give another, or convert it")
-    if classes is not None and (not isinstance(classes, int) or kind != "whole"):
-        way_out = "give their number for a label of 0, 1, 2, ...; leave it out to predict a number"
-        raise refuse("classes", classes, f"left out or a number, as the label {label!r} is {kind}", way_out)
-    return classes
+    if classes is None or (isinstance(classes, int) and kind == "whole"):
+        return classes
+    if kind == "whole" and not isinstance(classes, int) and all(str(one).lstrip("-").isdigit() for one in classes):
+        return [int(one) for one in classes]
+    way_out = "give their number for a label of 0, 1, 2, ..., or a list such as 1,2,3; leave it out to predict a number"
+    raise refuse("classes", classes, f"left out or whole numbers, as the label {label!r} is {kind}", way_out)
 
 
 def _task_text(chosen: Chosen, title: str, command: str) -> str:
@@ -171,7 +262,9 @@ def _task_text(chosen: Chosen, title: str, command: str) -> str:
         middle, spread = chosen.scales.get(chosen.label, (0.0, 1.0))
         label.append(f"MIDDLE, SPREAD = {middle}, {spread}  # of the label, as for the columns below")
     elif isinstance(classes, int):
-        label.append(f"CLASSES = range({classes})  # the label is 0, 1, ... below this")
+        label.append(
+            f"CLASSES = range({classes})  # the label is 0, 1, ... below this; if it is 1, 2, 3: --classes 1,2,3"
+        )
     else:
         other = _quoted("other" if "other" not in classes else "other values")
         label.append(f'CLASSES = [*COLUMNS["categories"][LABEL], {other}]  # the last is for anything else')
@@ -185,7 +278,7 @@ def _task_text(chosen: Chosen, title: str, command: str) -> str:
         left_out=left_out,
         categories=_quoted({**chosen.categories, **listed}),
         timestamps=_quoted(dict.fromkeys(chosen.times, f"days since {date.today().year}-01-01")),
-        fill=_quoted({name: round(chosen.scales.get(name, (0.0, 1.0))[0]) for name in inputs}),
+        fill=_quoted({name: chosen.scales.get(name, (0.0, 1.0))[0] for name in inputs}),
         label="\n".join(label),
         numbers="".join(f"    {_quoted(name)}: {chosen.scales.get(name, usual[name])},\n" for name in inputs),
     ) + _asset("number" if classes is None else "class").substitute()  # fmt: skip
@@ -232,7 +325,7 @@ def _command(name: str, *words: str | Path) -> str:
 def _page(chosen: Chosen, file: Path, commands: Sequence[str]) -> str:
     what = "a number" if chosen.classes is None else "a class"
     plan = _command("plan", "--model", file, "--population-size", "USERS", "--epsilon", "4")
-    return f"""# {FILE}: {what} for each row, `{chosen.label}`; all rows of one `{chosen.user}` are protected together
+    return f"""# {file.name}: {what} a row, `{chosen.label}`; the rows of one `{chosen.user}` are protected together
     {commands[0]}
     {commands[1]}
 Before that, `{plan}` says how many users a round it takes.
@@ -250,8 +343,15 @@ command = Command(
         _of_table(["--user-column", "--user", "user"], metavar="COLUMN", help="The column that says whose row it is."),
         _of_table(["--label"], metavar="COLUMN", help="The column to predict."),
         _of_table(
+            ["--public"], type=PATH, metavar="FILE",
+            help="Rows that are not private, with the same columns: scales, fills and lists of values come from here.",
+        ),
+        _of_table(["--categories"], metavar="A,B", multiple=True, help="Columns of text or codes that are categories."),
+        _of_table(["--numbers"], metavar="A,B", multiple=True, help="Columns that must be numbers or times."),
+        _of_table(["--without"], metavar="A,B", multiple=True, help="Columns to leave out."),
+        _of_table(
             ["--classes"], metavar="N|A,B,...", unset="the label is a number to come near to",
-            help="What the label may be: this many classes 0, 1, ..., or these words.",
+            help="What the label may be: this many classes 0, 1, ..., or these words or whole numbers.",
         ),
     ],
     groups=("A table of your own", "Options"),

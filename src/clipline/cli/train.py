@@ -18,7 +18,7 @@ from .. import console
 from ..errors import CliplineError, RunError, SettingError, nearest, refuse
 from ..metric_direction import better_facts, lower_is_better
 from ..settings import GROUPS, RUN, SETTINGS
-from ..tasks import DEFAULT_TASK, file_and_name, is_task_file, task_named, task_names, title_name
+from ..tasks import DEFAULT_TASK, file_and_name, is_task_file, task_named, task_names
 from .parser import PATH, Argument, Command, Option, flags_for
 
 if TYPE_CHECKING:
@@ -378,7 +378,7 @@ def _seed_guessable(settings: TrainSettings) -> bool:
 
 def _facts(task: Task, settings: TrainSettings, used: DataUsed, metric: str, baseline: float | None) -> dict[str, str]:
     """What the run is about, as it is stored beside it."""
-    facts = {"task": title_name(task.name, settings.task), "data": used.kind, "measured_on": used.measured_on}
+    facts = {"task": task.name, "data": used.kind, "measured_on": used.measured_on}
     facts |= better_facts(task.better)
     said = None if baseline is None else f"{baseline:.6g}"
     known = {"data_source": used.source, "data_checksum": used.checksum, "metric": metric, "baseline": said}
@@ -449,7 +449,7 @@ command = Command(
     train,
     [
         Argument(["task"], required=False, help=_TASKS),
-        *flags_for(name for name in SETTINGS if name != "task"),
+        *flags_for((name for name in SETTINGS if name != "task"), also={"population_size": "--users"}),
         _option(["--config"], type=PATH, help="Settings as TOML; flags override it."),
         _option(["--model"], metavar="FILE.py", help="The same as TASK; a file that only --config names is not run."),
         _option(["--out"], type=PATH, unset="runs/...", help="Run directory, new or empty."),

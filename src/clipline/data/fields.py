@@ -143,7 +143,7 @@ def not_numbers(name: str, what: str, texts: NDArray[Any] | None = None) -> Popu
         ways = f'or turn it into numbers with timestamps={{{name!r}: "hours since 2026-01-01"}}'
     else:
         ways = "or turn it into numbers, as with astype('float32')"
-    return PopulationError(f"field {name!r} is {what} but a store holds numbers: leave it out of the fields, {ways}")
+    return PopulationError(f"field {name!r} is {what} but must be numbers: leave it out of the fields, {ways}")
 
 
 def places_without_number(texts: NDArray[Any]) -> list[int] | None:

@@ -24,6 +24,14 @@ class ClipState:
     round_index: int = 0
 
 
+def checked_clip(given: object, method: str) -> ClipState:
+    """What a rule returned, which may be one of the caller's own."""
+    if not isinstance(given, ClipState):
+        way_out = "return clipline.federated.ClipState(clip, state.round_index + 1), or ClipState(clip) from init()"
+        raise refuse(f"what {method} of the clip rule returned", given, "a ClipState", way_out)
+    return given
+
+
 class LateClip:
     """The next clip, computed when it is first read; what it was computed from is then let go."""
 
@@ -32,7 +40,7 @@ class LateClip:
 
     def __call__(self) -> ClipState:
         """The clip of the next round."""
-        clip = self._update()
+        clip = checked_clip(self._update(), "update(state, release)")
         self._update = lambda: clip
         return clip
 

@@ -164,7 +164,8 @@ def per_example(losses: object, examples: int) -> bool:
         return losses.ndim == 1
     got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
     raise ModuleError(
-        f"loss returned {got} but must return one number, or {examples}, one for each example: average over the rest"
+        f"loss returned {got} but must return a tensor of one number, or of {examples}, one for each example: average "
+        "over the rest"
     )
 
 

@@ -26,6 +26,7 @@ from ..data.column_options import ColumnOptions
 from ..data.packed_field import Field
 from ..engine.core.batches import in_batch
 from ..engine.core.working_model import uncompiled
+from ..engine.isolation.state import checksum
 from ..errors import (
     CliplineError,
     ModuleError,
@@ -263,6 +264,7 @@ def load(
     if classes is None and code.label in card.get("fields", {}):
         classes = code.label
     module = _made(code)
+    tensors |= _of_base(card.get("left_out", {}), module, folder / MODEL)
     _check_same(tensors, module, folder / MODEL)
     if layers_text(module) != card["model"]["layers"]:
         warnings.warn(
@@ -320,6 +322,7 @@ def _checked_card(text: str, file: Path) -> tuple[dict[str, Any], Guarantee]:
                 raise ValueError(f"field {name[:80]!r} holds no numbers")
         metrics = [number for number in card["metrics"].values() if number is not None]
         texts = [card["model"]["layers"], card.get("task", {}).get("name", "")]
+        dict(card.get("left_out", {}))  # names, and checksums that only have to be equal
         if not all(math.isfinite(number) for number in metrics) or not all(isinstance(one, str) for one in texts):
             raise ValueError("a metric is no number, or a name no text")
         return card, guarantee_from(card["guarantee"])
@@ -419,6 +422,18 @@ def _check_same(tensors: Mapping[str, Tensor], module: nn.Module, file: Path) ->
                 f"{name!r} is {there} in {str(file)!r} and {here} in the model given: give a model made as the "
                 "trained one was"
             )
+
+
+def _of_base(sums: Mapping[str, int], module: nn.Module, file: Path) -> dict[str, Tensor]:
+    """The parameters that are not stored, from the module given; others than those trained with are refused."""
+    own = module.state_dict()
+    for name, stored in sums.items():
+        if name not in own or checksum(own[name]) != stored:
+            raise ModuleError(
+                f"{name!r} is not stored in {str(file)!r}, as it did not train, and the model given has "
+                f"{'another' if name in own else 'none'}: give model= with the base that was trained on"
+            )
+    return {name: own[name] for name in sums}
 
 
 def _personal_file(path: Path) -> dict[str, Tensor]:

@@ -179,13 +179,6 @@ def short_name(task: str) -> str:
     return "-".join([Path(path).stem, *([name] if name else [])])
 
 
-def title_name(name: str, task: str) -> str:
-    """The name of a task for titles: that of `rides/task.py`, as `new-task` writes it, is rides/task."""
-    if name.partition("-")[0] != "task" or not is_task_file(task):
-        return name
-    return f"{Path(file_and_name(task)[0]).resolve().parent.name}/{name}"
-
-
 __getattr__, __dir__ = lazily(
     __name__,
     {

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -101,6 +102,9 @@ class Evaluate(Measuring):
       keep_best: The result has the best measured model instead of the last: the best by the metric of this name. True
         takes the run directory's metric, or the first that is not a loss. Every model is released, so this costs no
         privacy.
+      by: "user" averages over the examples of each user first. `user_accuracy` is then the mean over users, and
+        `worst_tenth_accuracy` over the tenth of them for whom the metric is worst, at least one. Users without examples
+        do not count.
 
     Raises:
       SettingError: If the users overlap, or the metric does not give a number for each example. A few examples are
@@ -119,8 +123,12 @@ class Evaluate(Measuring):
         every: int = 10,
         batch_size: int = 256,
         keep_best: bool | str = False,
+        by: Literal["example", "user"] = "example",
     ) -> None:
         self.keep_best = keep_best
+        self.by_user = check_choice("by", by, ("example", "user")) == "user"
+        if self.by_user and not isinstance(test, Population):
+            raise refuse("by", by, '"example" where test is a function of the model', "average in that function")
         if isinstance(test, Population):
             if metric is None:
                 way_out = "give a function of model and batch, such as the loss"
@@ -167,8 +175,11 @@ class Evaluate(Measuring):
             examples = Examples(self.test, device, state.params.dtype)
             few = min(_TRIED, self.batch_size, self.test.examples)
             with torch.no_grad(), preserve_generators(), preserve_torch_generators(device):  # an error costs no privacy
-                self.names = list(averages(self.metric, examples, few, self._model, until=few))
-            self._evaluate: EvaluateModel = partial(averages, self.metric, examples, self.batch_size)
+                names = averages(self.metric, examples, few, self._model, until=few)
+                self.names = [one for name in names for one in (_by_user(name) if self.by_user else [name])]
+            self._evaluate: EvaluateModel = partial(
+                averages, self.metric, examples, self.batch_size, by_user=self.by_user
+            )
         else:
             self._evaluate = self.test
         self._device = device
@@ -258,11 +269,15 @@ def _named_numbers(evaluate: EvaluateModel, model: nn.Module) -> Metrics:
 
 @torch.no_grad()
 def averages(
-    metric: Metric, examples: Examples, batch_size: int, model: nn.Module, until: int | None = None
-) -> Metrics:
-    """Each metric's mean over all examples, or those before `until`, summed in float64 where the model is."""
+    metric: Metric, examples: Examples, batch_size: int, model: nn.Module, until: int | None = None,
+    *, by_user: bool = False,
+) -> Metrics:  # fmt: skip
+    """Each metric's mean over all examples, or those before `until`, summed in float64 where the model is.
+
+    With `by_user` it is the mean over users of their own means, and the same over the worst tenth of users.
+    """
     total = examples.population.examples if until is None else until
-    sums: dict[str, Tensor] = {}
+    parts: dict[str, list[Tensor]] = {}  # sums of batches, or all values
     for start in range(0, total, batch_size):
         stop = min(start + batch_size, total)
         batch = examples.between(start, stop)
@@ -270,8 +285,8 @@ def averages(
             values = metric(model, batch)
         named = values if isinstance(values, Mapping) else {_name(metric): values}
         _check_names(named)
-        if sums and named.keys() != sums.keys():
-            limit = f"the same in every batch, and the first had {sorted(sums)}"
+        if parts and named.keys() != parts.keys():
+            limit = f"the same in every batch, and the first had {sorted(parts)}"
             raise refuse("metric names", sorted(named), limit, "return every name for every batch")
         for name, value in named.items():
             if not isinstance(value, Tensor) or value.shape != (stop - start,):
@@ -280,8 +295,23 @@ def averages(
                     f"metric {name!r} returned {got} but must return a tensor of shape ({stop - start},), one number "
                     "for each example: do not average in the metric"
                 )
-            sums[name] = sums.get(name, 0) + value.double().sum()
-    return {name: float(value) / total for name, value in sums.items()}
+        for name, value in named.items():  # all are checked: a batch's names are there together
+            parts.setdefault(name, []).append(value.double() if by_user else value.double().sum())
+    if not by_user:
+        return {name: float(sum(part)) / total for name, part in parts.items()}
+    sizes = np.diff(examples.population.offsets)
+    found: dict[str, float] = {}
+    for name, part in parts.items():
+        values = torch.cat(part)
+        lengths = torch.as_tensor(sizes[sizes > 0], device=values.device)
+        means = torch.segment_reduce(values, "mean", lengths=lengths)
+        worst = means.sort(descending=lower_is_better(name)).values[: max(1, len(means) // 10)]
+        found |= dict(zip(_by_user(name), (float(means.mean()), float(worst.mean())), strict=True))
+    return found
+
+
+def _by_user(name: str) -> tuple[str, str]:
+    return f"user_{name}", f"worst_tenth_{name}"
 
 
 def _check_names(names: Iterable[str]) -> None:

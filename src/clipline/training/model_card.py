@@ -9,7 +9,7 @@ import numbers
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from .. import __version__
+from ..engine.isolation.state import checksum
 from ..errors import ModuleError, RunError, check_choice, check_number, check_whole
 from ..lr_schedules import schedule_text
 from ..privacy.guarantee import ACCOUNTANTS, SAMPLERS, Guarantee
@@ -87,22 +88,34 @@ def card_metadata(card: Card) -> dict[str, str]:
     return {"guarantee": str(card["guarantee"]["text"]), CARD_KEY: json.dumps(card)}
 
 
-def save_result(result: TrainResult, path: Path) -> Path:
+def frozen_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters of a model that do not train, by their names in its state."""
+    trains = {name: param.requires_grad for name, param in model.named_parameters(remove_duplicate=False)}
+    return {name: value for name, value in model.state_dict().items() if not trains.get(name, True)}
+
+
+def save_result(result: TrainResult, path: Path, *, frozen: bool = True) -> Path:
     """Write a result into a folder that is new or empty."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RunError(f"path={str(path)!r} must be a folder that is new or empty, and it is in use: give another")
-    card = card_of(result)
+    left_out = {} if frozen else frozen_tensors(result.model)
+    card = {
+        **card_of(result),
+        **({"left_out": {name: checksum(value) for name, value in left_out.items()}} if left_out else {}),
+    }
     path.mkdir(parents=True, exist_ok=True)
     (path / PAGE).write_text(card_page(card), encoding="utf-8")
     (path / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
-    save_model(path / MODEL, result.model, card_metadata(card))  # last: `clipline.load` needs this file alone
+    save_model(path / MODEL, result.model, card_metadata(card), left_out)  # last: `clipline.load` needs this file alone
     return path
 
 
+_LEFT_OUT = "The parameters that did not train are not stored: `model=` must have them, as the training had."
 USE = """```python
 import clipline
 
 saved = clipline.load("this folder", model=...)  # an untrained model of the same class and shapes
+# where forward does not take the fields by name: load(..., predict=lambda model, batch: model(batch["x"]))
 saved.predict(table)
 ```
 """
@@ -133,6 +146,7 @@ def card_page(card: Card) -> str:
 
 `{card["model"]["class"]}`, after {done} rounds ({card["stopped"]}), by clipline {card["clipline"]}.
 {"It is " + card["saved"] + "." if "saved" in card else ""}
+{_LEFT_OUT if "left_out" in card else ""}
 
 ## Metrics
 
@@ -317,7 +331,7 @@ def _as_toml(value: object) -> Any:
     return None
 
 
-def save_model(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
+def save_model(path: Path, model: nn.Module, metadata: dict[str, str], left_out: Container[str] = ()) -> None:
     """The model's state as safetensors: `model.load_state_dict(safetensors.torch.load_file(path))` reads it.
 
     Adapters of PEFT are also written beside it in PEFT's own format, for `PeftModel.from_pretrained(base, folder)`.
@@ -337,7 +351,9 @@ def save_model(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
         model.save_pretrained(str(path.parent))  # type: ignore[operator]
         if not kept:
             readme.unlink(missing_ok=True)  # PEFT's template; the guarantee stands in card.md
-    tensors = {name: _dequantised(tensor).contiguous().clone() for name, tensor in state.items()}
+    tensors = {
+        name: _dequantised(tensor).contiguous().clone() for name, tensor in state.items() if name not in left_out
+    }
     durable.save_tensors(tensors, path, metadata)
 
 

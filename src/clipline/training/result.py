@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,7 +132,40 @@ class TrainResult:
             named[name].data.copy_(piece.view_as(named[name]))
         return module
 
-    def save(self, path: str | Path) -> Path:
+    def predict(
+        self, data: Any, predict: Any = None, *, classes: str | Sequence[str] | None = None, **options: Any
+    ) -> Any:
+        """What `model` says of each example, in eval mode, as the saved model does.
+
+        Args:
+          data: A dataframe, a table file, a `Population`, a mapping from fields to arrays, or a single array.
+          predict: `predict(model, batch)` makes the predictions of a batch. Left out, the model is called with the
+            fields that its `forward` names, or with the only field.
+          classes: Names of the model's outputs in order, or the field that is predicted.
+          **options: `text`, `keep` and `batch_size`, as `predict` of a model from `clipline.load` takes them.
+
+        Returns:
+          An array (examples, ...), or several by name.
+
+        Raises:
+          PopulationError: If a column is missing or cannot become its field.
+
+        Example:
+          >>> result.predict({"x": images})
+        """
+        from .model_card import card_of
+
+        saved = import_module("clipline.serve.load").SavedModel
+        modes = {module: module.training for module in self.model.modules()}
+        self.model.eval()
+        try:
+            loaded = saved(self.model, self.guarantee, self.metrics, card_of(self), predict, classes)
+            return loaded.predict(data, **options)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+    def save(self, path: str | Path, *, frozen: bool = True) -> Path:
         """Write the model, its guarantee and its settings into a folder, for `clipline.load`.
 
         model.safetensors has everything; card.md is the same to read and card.json for programs. All of it is released:
@@ -140,6 +174,8 @@ class TrainResult:
 
         Args:
           path: A new or empty folder.
+          frozen: False leaves out the parameters that did not train, such as the base under adapters. `clipline.load`
+            then takes them from the `model=` that it is given, which must have the same.
 
         Returns:
           The folder.
@@ -149,7 +185,7 @@ class TrainResult:
         """
         from .model_card import save_result
 
-        return save_result(self, Path(path))
+        return save_result(self, Path(path), frozen=frozen)
 
     def history(self, *, unprivate_timing: bool = False) -> dict[str, list[Any]]:
         """The rounds of this call as columns by name, as in metrics.jsonl.

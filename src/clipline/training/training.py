@@ -24,7 +24,7 @@ from ..engine.stacked.trainer import Stacked
 from ..engine.trial_warnings import warn_of_ranges, warn_of_rate
 from ..engine.workers.torchrun import TorchrunBackend
 from ..errors import HopelessNoiseWarning, RunError, SettingError, refuse, shown
-from ..federated.clip_controllers import ClipController, QuantileClip
+from ..federated.clip_controllers import ClipController, QuantileClip, checked_clip
 from ..federated.local_sgd import LocalSGD, LocalTraining, Loss, OnError
 from ..federated.mechanism import BandedMechanism, BandedNoise, GaussianMechanism, IndependentNoise
 from ..federated.round import Algorithm, TrainState
@@ -179,6 +179,8 @@ class Training:
         self.rounds = rounds
         local = replace(local, lr_schedule=tabulated(local.lr_schedule, rounds))  # a function is asked here only
         server = for_rounds(server, rounds, largest_fan_in(model))
+        if upload is not None and (not hasattr(upload, "simulated") or isinstance(upload, type)):
+            raise refuse("upload", upload, "SecureSum, Quantised or RandomMask", "give SecureSum(bits=18), say")
         if not isinstance(average, bool | None):
             raise refuse("average", average, "True, False or left out", "True gives the average of released models")
         self.average = isinstance(server, ServerNormalised) if average is None else average
@@ -229,7 +231,7 @@ class Training:
         mechanism = GaussianMechanism(cohort_size, self.noise_multiplier, count_stddev if clip.needs_fraction else None)
         if bands > 1:
             mechanism = BandedMechanism(cohort_size, self.noise_multiplier, mechanism.count_stddev, bands, rounds)
-        mechanism.delta_stddev(clip.init().clip)  # refuses a clip that no noise can be made for
+        mechanism.delta_stddev(checked_clip(clip.init(), "init()").clip)  # refuses a clip that no noise can be made for
         self.sgd_lr = server.lr if isinstance(server, ServerSGD) else None  # a rate to be warned of
         stepping = scheduled(server, rounds)
         stepping = AveragedServer(stepping) if self.average else stepping
@@ -267,8 +269,6 @@ class Training:
         assert compute.workers is not None, "resolved above"
         self.upload = upload
         self.federation: Mapping[str, Any] | None = None  # what the card of a federation's model tells of it
-        if upload is not None and not hasattr(upload, "simulated"):
-            raise refuse("upload", upload, "SecureSum, Quantised or RandomMask", "give SecureSum(bits=18), say")
         if upload is None:
             self.backend = choose_backend(compute.workers, self.trainer, self.problem, sampler.sampling)
         else:
@@ -510,6 +510,9 @@ def _check_units(statistics: Ledger, population: Population) -> None:
 def _users_of(data: object) -> str:
     """How to make a population of what was given, as an example."""
     frame = hasattr(data, "columns") or hasattr(data, "column_names")
+    if isinstance(data, torch.utils.data.DataLoader | torch.utils.data.Dataset):
+        whole = "loader.dataset" if isinstance(data, torch.utils.data.DataLoader) else "dataset"
+        return f"Population.from_dataset({whole}, user_ids)"
     return 'Population.from_dataframe(frame, user="...")' if frame else "Population.from_arrays(user_ids, x=x, y=y)"
 
 
@@ -529,5 +532,5 @@ def _check_parts(given: Mapping[str, object]) -> None:
         if not isinstance(given[name], kind):
             raise refuse(name, given[name], named, f"give {example}")
     for name, example in (("clip", "FixedClip(1.0)"), ("server", "ServerSGD(1.0)")):
-        if not hasattr(given[name], "init"):
+        if not hasattr(given[name], "init") or isinstance(given[name], type):
             raise refuse(name, given[name], f"a {name} object", f"give {example}")

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def verify(path: Path) -> Verified:
             told = files.card["federation"]
             both = account_both(guarantee, charged, most_participations(told, charged.rounds))
             problems += _federation(path, both, told["asked"])
-        except (KeyError, TypeError, CliplineError):
+        except (KeyError, TypeError, ValueError, OverflowError, CliplineError):
             problems.append("the model's card does not say how often a user of the federation may have been asked")
     return Verified(path, files, charged, guarantee, renyi, tuple(problems), finished, both)
 
@@ -153,13 +154,16 @@ def _rounds(files: RunFiles, ledger: Ledger, finished: bool) -> Iterator[str]:
     """Whether rounds are missing or double."""
     known = [one["round"] for one in files.rounds]
     if known != [*range(len(known))]:
-        missing = sorted({*range(max(known) + 1)} - {*known})
-        yield f"{METRICS} lacks rounds: {', '.join(map(str, missing[:5]))}"
+        seen = {*known}
+        missing = islice((number for number in range(max(known)) if number not in seen), 5)
+        yield f"{METRICS} lacks rounds: {', '.join(map(str, missing))}"
     if len(known) > ledger.rounds:
         yield f"{METRICS} has {len(known)} rounds and {LEDGER} charges {ledger.rounds}"
     planned, done = files.settings.get("rounds"), files.card.get("rounds")
     if isinstance(planned, int) and len(known) > planned:
         yield f"{METRICS} has {len(known)} rounds and {SETTINGS} {planned}"
+    if isinstance(done, int) and done > ledger.rounds:
+        yield f"the model's card has {done} rounds and {LEDGER} charges {ledger.rounds}"
     if not finished:
         return
     if done != len(known):
@@ -189,7 +193,7 @@ def _terms(files: RunFiles, ledger: Ledger) -> Iterator[str]:
             yield f"{name} does not say how much noise there is"
             continue
         parts = [delta_z] if count is None else [delta_z, 2 * count]
-        precision = sum(one**-2 if one else math.inf for one in parts)
+        precision = sum(1 / one / one if one else math.inf for one in parts)
         if z and not _alike(precision**-0.5, z):
             yield f"{name}: noise on updates and count comes to {precision**-0.5:.6g} by Theorem 1, and not to {z:.6g}"
         for event in rounds:
@@ -199,6 +203,8 @@ def _terms(files: RunFiles, ledger: Ledger) -> Iterator[str]:
                 yield f"{LEDGER} charges {event.sampling}, {name} has {bands} bands of noise"
     cohort, users = _setting(files, "cohort_size"), _setting(files, "population_size") or files.notes.get("users")
     asked = files.settings.get("noise.bands", files.settings.get("bands"))
+    if not isinstance(cohort, int | None) or not isinstance(users, int | None):
+        yield f"{SETTINGS} has a cohort of {cohort!r} and a population of {users!r}, which must be whole numbers"
     for event in rounds:
         if isinstance(cohort, int) and isinstance(users, int) and users > 0 and not _drawn(event, cohort, users):
             yield f"{LEDGER} charges {event.sampling}, {SETTINGS} has {cohort:,} of {users:,} users"
@@ -225,11 +231,10 @@ def _drawn(event: GaussianEvent, cohort: int, users: int) -> bool:
 
 
 def _charged(files: RunFiles, ledger: Ledger) -> Ledger:
-    """The ledger; where a metric ended the run, with all planned rounds, since when it ended tells of the data."""
-    covered, planned = files.card.get("guarantee", {}).get("rounds"), files.settings.get("rounds")
+    """The ledger; where a metric could end the run, with all rounds it could have had: when it ended tells of data."""
+    covered = files.card.get("guarantee", {}).get("rounds")
     updates = [event for event in ledger.events if event.statistic is None]
-    stopped = files.card.get("stopped")
-    early = stopped == "early" or (stopped == "interrupted" and covered == planned)
+    early = files.card.get("stopped") in ("early", "interrupted")
     if not isinstance(covered, int) or len(updates) != 1 or not early:
         return ledger
     return ledger.add(ledger.next_event, max(0, min(covered, 1 << 40) - ledger.rounds))
@@ -282,8 +287,8 @@ def _federation(path: Path, both: TwoGuarantees, times: int) -> Iterator[str]:
         yield f"{GUARANTEES} says {told!r}, and {LEDGER} and the model's card come to {str(both)!r}"
     try:
         kept = json.loads(_text(path / PARTICIPATIONS) or "{}")
-        most, sums = max(kept.get("asked", {}).values(), default=0), int(kept.get("sums", 0))
-    except (ValueError, AttributeError, TypeError):
+        most, sums = max(map(int, kept.get("asked", {}).values()), default=0), int(kept.get("sums", 0))
+    except (ValueError, OverflowError, AttributeError, TypeError):
         yield f"{PARTICIPATIONS} cannot be read"
         return
     if sums > times or (both.server is not None and most > both.participations):

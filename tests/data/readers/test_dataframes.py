@@ -46,7 +46,7 @@ def test_a_dataframe_equals_the_arrays_that_are_in_it(library):
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_text_is_refused_with_the_ways_out_that_work(library):
     frame = frame_of(library, {"u": ["a", "b"], "note": ["xyz", "x"], "x": [1, 2]})
-    with pytest.raises(PopulationError, match="field 'note' is text but a store holds numbers: leave it out of the f"):
+    with pytest.raises(PopulationError, match="field 'note' is text but must be numbers: leave it out of the f"):
         Population.from_dataframe(frame, user="u")
     same(Population.from_dataframe(frame, user="u", fields=["x"]), Population.from_arrays(["a", "b"], x=[1, 2]))
     lengths = Population.from_dataframe(frame, user="u", text=lambda notes: np.array([len(note) for note in notes]))

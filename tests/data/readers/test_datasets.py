@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from clipline import Population
 from clipline.errors import PopulationError
@@ -51,6 +52,7 @@ def test_a_torch_dataset_of_dicts_names_its_fields_and_its_users():
     [
         (lambda: Population.from_dataset(iter([1]), [1]), "must have a length and items by number"),
         (lambda: Population.from_dataset(Rows([]), []), "dataset has 0 items"),
+        (lambda: Population.from_dataset(DataLoader(Rows([1])), [1]), "give from_dataset(loader.dataset, user_ids)"),
         (lambda: Population.from_dataset(Rows([(1, 2, 3)]), [1]), "are 2 but items have 3 entries"),
         (lambda: Population.from_dataset(dicts(), "whom"), "no key 'whom' for the user: did you mean 'who'?"),
         (lambda: Population.from_dataset(Rows([{"x": 1}, {"y": 1}]), [1, 2]), "items have different keys"),

@@ -133,8 +133,8 @@ def test_models_and_losses_that_cannot_train_are_refused():
         clients(small_population(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
     whole = Population.from_arrays([0, 0], x=[[1.0] * 6, [2.0] * 6], y=[0, 1])
     for loss, words in (
-        (lambda m, b: m(b["x"]), r"loss returned a tensor of shape \(8, 3\) but must return one number"),
-        (lambda m, b: 3.0, "loss returned float but must return one number"),
+        (lambda m, b: m(b["x"]), r"loss returned a tensor of shape \(8, 3\) but must return a tensor of one number"),
+        (lambda m, b: 3.0, "loss returned float but must return a tensor of one number"),
         (lambda m, b: torch.tensor(1.0), "does not depend on the model's trainable parameters"),
     ):
         with pytest.raises(ModuleError, match=words):

@@ -95,6 +95,11 @@ def read_dataset(
     """
     if is_dataframe(dataset):
         raise PopulationError("dataset is a dataframe but must be a torch Dataset: use Population.from_dataframe")
+    if hasattr(dataset, "dataset") and hasattr(dataset, "batch_size"):
+        raise PopulationError(
+            "dataset is a DataLoader but must be a torch Dataset, as clipline makes the batches itself: give "
+            "from_dataset(loader.dataset, user_ids)"
+        )
     try:
         items = [dataset[place] for place in range(len(dataset))]
     except TypeError:

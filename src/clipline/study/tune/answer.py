@@ -22,7 +22,7 @@ from ...plotting import ACCENT, PALETTE, new_figure, save_figure
 from ...privacy.guarantee import Guarantee, delta_rounded_up, rounded_up
 from ...privacy.planning import plan
 from ...settings import toml_text
-from ...tasks import is_task_file, title_name
+from ...tasks import is_task_file
 from ...training import durable
 from ..directory import CLAIMS, STUDY
 from .private_search import FOLDER, PrivatelyTuned
@@ -350,7 +350,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 def page(answer: Answer, files: Files) -> str:
     """What was tried, what was chosen and why, what it costs in privacy, what to run next."""
     question, target, commands = answer.question, answer.question.target, _commands(answer, files)
-    task = title_name(question.task.name, question.task.settings.task)
+    task = question.task.name
     title = _text(f"Tuning {task} for epsilon {target.epsilon:g} with {target.population_size:,} users")
     paper = "The paper's recipe for practice (Andrew et al., NeurIPS 2021, last section)."
     tiles, sections = _private(answer) if isinstance(answer, PrivatelyTuned) else _recipe(answer)
