@@ -74,6 +74,8 @@ def test_whole_numbers_with_gaps_stay_whole_where_filled():
         ([{"a": SECRET}, {}, {}], "the data has 'x' as struct"),
         (["1", "2.5", ""], "field 'x' holds numbers written as text: convert it"),
         (np.array([SECRET, "p", 1], object), "field 'x' is text, as 1 of 3 values is no number (row 2)"),
+        (np.array([10**30, 1, 2], object), "field 'x' is object but must be numbers"),
+        (["\ud800", "p", "q"], "the data has a lone surrogate, half a letter of UTF-16, in the text of 'x': mend it"),
         ([[1], [2, 3], [4]], "its rows have different shapes"),
         (np.array([1, 2, 2**63], np.uint64), "field 'x' has whole numbers of 2^63 or more"),
         ([SECRET, np.nan, np.nan], "field 'x' has 2 of 3 values missing (NaN)"),

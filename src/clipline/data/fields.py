@@ -101,8 +101,11 @@ def field_array(name: str, values: Any, options: ColumnOptions) -> NDArray[Any]:
 
     try:
         column = pa.array(listed(values if whole else array), from_pandas=True)
+    except UnicodeError:
+        raise half_letters("the data", name) from None
     except (pa.ArrowException, OverflowError):
-        raise not_numbers(name, "object", array) from None
+        has_text = any(isinstance(one, str) for one in array.flat)
+        raise not_numbers(name, "object", array if has_text else None) from None
     return numbers_only(name, np.array(arrow_array("the data", name, column, None, options, 0)))
 
 
@@ -115,6 +118,14 @@ def numbers_only(name: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max(initial=0)) >= 2**63:
         raise PopulationError(f"field {name!r} has whole numbers of 2^63 or more but torch has none: convert it")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def half_letters(where: str, name: str) -> PopulationError:
+    """The error for text that UTF-8 cannot hold."""
+    return PopulationError(
+        f"{where} has a lone surrogate, half a letter of UTF-16, in the text of {name!r}: mend it, as with "
+        'text.encode("utf-8", "replace").decode()'
+    )
 
 
 def not_numbers(name: str, what: str, texts: NDArray[Any] | None = None) -> PopulationError:

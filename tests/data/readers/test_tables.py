@@ -167,6 +167,14 @@ def test_a_bad_row_of_csv_is_counted_from_the_top_of_the_file(tmp_path, monkeypa
         list(read_table(tmp_path / "typed.csv", "user"))
 
 
+@pytest.mark.parametrize("column", ["user", "x"])
+def test_half_a_letter_in_jsonl_is_refused_in_a_sentence(tmp_path, column):
+    row = {"user": "a", "x": "b", column: "\ud800"}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(PopulationError, match=rf"t.jsonl' has a lone surrogate, .* in the text of '{column}': mend it"):
+        list(read_table(tmp_path / "t.jsonl", "user"))
+
+
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
 def test_ids_that_look_like_numbers_or_dates_are_kept_as_they_are_written(tmp_path, ending):
     """No two of them are one user, and predictions bring the same text along."""

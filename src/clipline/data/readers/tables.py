@@ -27,7 +27,15 @@ from ..chunks import (
     short,
 )
 from ..column_options import NO_OPTIONS, ColumnOptions
-from ..fields import arrow_chunk, check_length_fields, list_fields, not_numbers, places_without_number, validated
+from ..fields import (
+    arrow_chunk,
+    check_length_fields,
+    half_letters,
+    list_fields,
+    not_numbers,
+    places_without_number,
+    validated,
+)
 from ..packed_field import Field
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
@@ -371,6 +379,8 @@ def _column(name: str, values: list[Any], wanted: Any, file: Path, before: int) 
         kind = _settled(array.type) if wanted is None else wanted
         if _fits(array.type, kind):
             return array.cast(kind)
+    except UnicodeEncodeError:
+        raise half_letters(repr(str(file)), name) from None
     except OverflowError:
         raise PopulationError(
             f"{str(file)!r} has whole numbers of 2^63 or more in {name!r}, which would lose digits: write them as "
