@@ -529,6 +529,8 @@ def test_a_card_that_lets_clients_add_the_servers_noise_is_found(tmp_path):
     edit_federation(folder, noise_by_clients=True)
     (folder / "guarantees.txt").write_text(f"{account_both(found.guarantee, found.ledger, 4)}\n")
     assert verify(folder).problems == ("the model's card and the settings of upload differ in who adds the noise",)
+    (folder / "guarantees.txt").unlink()
+    assert verify(folder).problems == ("guarantees.txt is missing",)
 
 
 def test_a_cap_that_was_passed_already_is_no_cap_of_a_resumed_run(tmp_path):

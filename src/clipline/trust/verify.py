@@ -109,6 +109,8 @@ def verify(path: Path) -> Verified:
     elif ledger.rounds:
         problems.append("delta or the neighbouring relation is not on record")
     both = None
+    if finished and "federation" in files.card and not (path / GUARANTEES).is_file():
+        problems.append(f"{GUARANTEES} is missing")
     if guarantee is not None and (path / GUARANTEES).is_file():
         try:
             told = files.card["federation"]
