@@ -153,3 +153,10 @@ def test_the_findings_are_those_of_the_model_that_was_kept(tmp_path):
     result = small_training(6).run([evaluate, RunDirectory(tmp_path / "run")])
     assert (result.model_rounds, result.findings) == (2, ())
     assert read_run_directory(tmp_path / "run").findings == []
+
+
+def test_what_is_neither_a_choice_nor_a_name_is_refused():
+    with pytest.raises(SettingError, match=r"keep_best=0\.5 must be True, False or the name of a metric"):
+        Evaluate(lambda model: {"loss": 0.0}, keep_best=0.5)
+    with pytest.raises(SettingError, match="restore_best=1 must be True or False"):
+        EarlyStopping("loss", restore_best=1)

@@ -125,6 +125,8 @@ class Evaluate(Measuring):
         keep_best: bool | str = False,
         by: Literal["example", "user"] = "example",
     ) -> None:
+        if not isinstance(keep_best, bool | str):
+            raise refuse("keep_best", keep_best, "True, False or the name of a metric", "give keep_best=True")
         self.keep_best = keep_best
         self.by_user = check_choice("by", by, ("example", "user")) == "user"
         if self.by_user and not isinstance(test, Population):
@@ -370,6 +372,8 @@ class EarlyStopping(Callback):
         check_choice("mode", self.mode, ("min", "max"))
         self.patience = check_whole("patience", patience, at_least=1, way_out="count measurements, not rounds")
         self.min_delta = check_number("min_delta", min_delta, at_least=0, way_out="0 takes any improvement")
+        if not isinstance(restore_best, bool):
+            raise refuse("restore_best", restore_best, "True or False", "True gives the best model")
         self.restore_best = restore_best
         self._begin()
 
