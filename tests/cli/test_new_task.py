@@ -209,7 +209,7 @@ def of(table="sales.csv", user="customer", **more):
     [
         (of(user="custmer", label="late"), "has no user column 'custmer': did you mean"),
         (of(), "label is missing: give --label COLUMN"),
-        (of(label="kind"), "as it is text: give --classes yes,no"),
+        (of(label="kind"), "--classes is missing: the label 'kind' is text: give --classes yes,no"),
         (of(label="when"), "--label 'when' must be a column of numbers"),
         (of(label="share", classes="3"), "is fraction: give their"),
         (of(label="late", categories="share"), "must be text or whole but is fraction"),
@@ -218,7 +218,7 @@ def of(table="sales.csv", user="customer", **more):
         (of(label="late", without="late"), "another column than the user's and the label"),
         (of(label="late", public="sales.csv"), "must be another file than the table"),
         (of(label="late", public="header.jsonl"), "has no column 'when'"),
-        (of(label="kind", classes="big,big"), "classes=['big', 'big'] must be a list of"),
+        (of(label="kind", classes="big,big"), "--classes ['big', 'big'] must be a list without repetitions"),
         (of("header.csv", label="late"), "has no column of numbers or times to predict"),
         (["--user", "customer"], "--user 'customer' must be left out without a table"),
     ],

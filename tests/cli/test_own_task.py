@@ -392,7 +392,7 @@ def test_a_figure_of_the_paper_is_made_of_a_file(mine, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["mine.py"], "data=None must be given for 'mine.py', which generates no users: give --data DIR or FILE"),
+        (["mine.py"], "--data is missing: 'mine.py' generates no users: give --data DIR or FILE"),
         (
             ["mine.py", "--data", "nowhere"],
             "--data 'nowhere' does not exist or is no regular file: give a table (.parquet, .csv",
@@ -402,7 +402,7 @@ def test_a_figure_of_the_paper_is_made_of_a_file(mine, tmp_path):
             "--data 'tabel.npz' does not exist or is no regular file: did you mean 'table.npz'?",
         ),
         (["mine.py", "--data", "empty"], "--data 'empty' must be a folder made by clipline data prepare, or a table"),
-        (["mine.py", "--data", "table.npz"], "user_column=None must be given for the table 'table.npz'"),
+        (["mine.py", "--data", "table.npz"], "--user-column is missing for the table 'table.npz'"),
         (["mine.py", "--data", "table.npz", "--user-column", "usr"], "has no user column 'usr': did you mean 'user'?"),
         (
             ["mine.py", "--data", "store", "--evaluate-on", "best"],

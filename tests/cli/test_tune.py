@@ -199,7 +199,7 @@ def test_what_is_not_there_is_refused_with_a_way_out(mine):
         ("handwriting --epsilon 4", "users is missing"),
         ("handwriting --epsilon 4 --users 1000 --relation paper", "--relation 'paper'"),
         ("handwriting --epsilon 4 --users 1000 --proxy proxy.npz", "--proxy 'proxy.npz'"),
-        ("mine.py --epsilon 4 --users 1000", "proxy=None"),
+        ("mine.py --epsilon 4 --users 1000", "--proxy is missing: 'mine.py' generates no users: give --proxy"),
         ("mine.py --epsilon 4 --users 1000 --proxy prox.npz", "--proxy 'prox.npz' does not"),
         ("missing.toml --epsilon 4 --users 1000", "missing.toml' does not exist"),
     ):

@@ -125,7 +125,7 @@ def test_no_update_within_is_judged_by_the_last_rounds_too():
     assert kinds(rounds(**grows, within=lambda t: 0.0)) == ["nothing_within"]
     assert "nothing_within" not in kinds(rounds(**grows, within=lambda t: 0.3 if t >= 37 else 0.13 * (t >= 32)))
     text = diagnose(rounds(**grows, within=lambda t: 0.0), KNOWN)[0].text
-    assert text.startswith("Nearly every update was cut, though the clip grew from 0.1 to 4.1. Updates that are not ")
+    assert text.startswith("Nearly every update was cut, though the clip grew from 0.1 to 4.1. With a table ")
 
 
 @pytest.mark.parametrize("said", ["2024-01-01", "-", "1.2.3", "e", "nan", "most common label"])

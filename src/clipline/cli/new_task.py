@@ -20,7 +20,7 @@ from string import Template
 from typing import Any
 
 from ..console import say
-from ..errors import PopulationError, RunError, SettingError, check_whole, nearest, refuse
+from ..errors import PopulationError, RunError, SettingError, check_whole, nearest, refuse, shown
 from ..tasks import task_names
 from .parser import PATH, Argument, Command, Option
 
@@ -81,7 +81,7 @@ def new_task(
     for line in commands:
         say(f"  {line}")
     if table is not None and chosen.classes is None:
-        say(f"{label} is learned as a number. If it is a class, make the file again with --classes 2, say.")
+        say(f"{label} is learned as a number. If it is a class, run this for another folder with --classes 2, say.")
     if chosen.texts:
         say(f"Left out, as they are text: {', '.join(chosen.texts)}. --categories NAME takes one in.")
     if unlisted := [name for name, listed in chosen.categories.items() if listed == _UNLISTED]:
@@ -233,8 +233,8 @@ def _of_label(label: str, kind: str, classes: Classes) -> Classes:
         return 2
     if kind == "text":
         if classes is None or isinstance(classes, int) or not classes or len(set(classes)) < len(classes):
-            limit = f"a list of what the label {label!r} may be, as it is text"
-            raise refuse("classes", classes, limit, "give --classes yes,no, say")
+            said = "is missing" if classes is None else f"{shown(classes)} must be a list without repetitions"
+            raise SettingError(f"--classes {said}: the label {label!r} is text", "give --classes yes,no, say")
         return classes
     if kind not in ("fraction", "whole"):
         raise refuse("label", label, "a column of numbers or text", "give another, or convert it")

@@ -228,7 +228,7 @@ def _for_model(table: NoiseTable, explain: bool) -> list[str]:
         return ratio_text(ratio) + _MARKS[verdict(ratio)]
 
     upto = {word: "" if word is Verdict.HOPELESS else f" to {word.most:g}" for word in Verdict}
-    legend = ", ".join(f"{_MARKS[word].strip() or 'no mark:'} {word}{upto[word]}" for word in Verdict)
+    legend = ", ".join(f"{_MARKS[word].strip() or 'no mark'} is {word}{upto[word]}" for word in Verdict)
     lines = [f"  noise on the mean update of {parameters:,} parameters, in clips (the longest that an update may be):"]
     lines += _explained(explain, "no mean update is longer than one clip, which it is where all users agree")
     lines += [*_grid(table, norm, explain), f"    {legend}", ""]

@@ -144,8 +144,8 @@ def _resolved(
     if is_task_file(task):
         where = data if private_search else proxy
         if where is None:
-            raise refuse(
-                "data" if private_search else "proxy", None, f"given for {task!r}, which generates no users",
+            raise SettingError(
+                f"--{'data' if private_search else 'proxy'} is missing: {task!r} generates no users",
                 "give --data DATA" if private_search
                 else "give --proxy DATA, non-private data of the same kind; or --private-search to charge the search",
             )  # fmt: skip

@@ -279,7 +279,7 @@ def own_task(task: str, given: Mapping[str, Any]) -> Task:
     check_given(defaults, where)
     settings = settings_from({**merged(defaults, given), "task": task}, where, without=_NOT_HERE)
     if not settings.stored:
-        raise refuse("data", settings.data, f"given for {task!r}, which generates no users", "give --data DIR or FILE")
+        raise SettingError(f"--data is missing: {task!r} generates no users", "give --data DIR or FILE")
     load, _ = partial(_load, file, file.columns), file.personal  # what is wrong with these is told now
     return Task(
         name=short_name(task), title=task, metric_name="loss", settings=settings, load=load, data="own",
@@ -320,7 +320,7 @@ def _describe(task: str, settings: TrainSettings) -> DataUsed:
     if data.is_file():
         if settings.user_column is None:
             way_out = "give --user-column, the column that says whose row it is"
-            raise refuse("user_column", None, f"given for the table {str(data)!r}", way_out)
+            raise SettingError(f"--user-column is missing for the table {str(data)!r}", way_out)
         return DataUsed("own", f"{task} on {data}", f"table {data.name}", OUTSIDERS)
     check_exists("data", data)
     folder = data / "train" if (data / "train" / MANIFEST).is_file() else data

@@ -178,10 +178,9 @@ def _clip_findings(
     )
     learned = not metric and _learned(judged, known)  # then updates are finite, and the clip is merely on its way
     if grew and none and max(clips) == clips[-1] and not learned:
-        said = (
-            f"Nearly every update was cut, though the clip grew {span}. Updates that are not finite count as cut too: "
-            "check the loss and the labels, or the users' learning rate is far too high."
-        )
+        said = f"Nearly every update was cut, though the clip grew {span}. With a table the usual cause is inputs "
+        said += "far from -1 to 1: give scale=, or new-task --public. Updates that are not finite count as cut too: "
+        said += "check the loss and the labels, or the users' learning rate is far too high."
         return [Finding("nothing_within", said)]
     lower = within < target
     room = (target if lower else 1 - target) / 2
