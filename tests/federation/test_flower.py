@@ -503,17 +503,34 @@ def test_fewer_participations_are_found_without_the_file_of_who_was_asked(tmp_pa
     assert "guarantees.txt says" in problem
 
 
+def edit_federation(folder, **changes):
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    card = json.loads(metadata["card"])
+    card["federation"].update(changes)
+    save_tensors(tensors, folder / "model.safetensors", {**metadata, "card": json.dumps(card)})
+
+
 @pytest.mark.parametrize("asked", [math.nan, math.inf, "4", None])
 def test_a_card_whose_participations_are_no_number_is_a_problem(asked, tmp_path):
     folder, (upload, made) = tmp_path / "run", secure(least_survivors=3)
     strategy(made).run(grid(upload), folder)
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    card = json.loads(metadata["card"])
-    card["federation"]["asked"] = asked
-    save_tensors(tensors, folder / "model.safetensors", {**metadata, "card": json.dumps(card)})
+    edit_federation(folder, asked=asked)
     (problem,) = verify(folder).problems
     assert "does not say how often a user of the federation may have been asked" in problem
+
+
+def test_a_card_that_lets_clients_add_the_servers_noise_is_found(tmp_path):
+    """The server has seen exact sums, and card and guarantees.txt promise something against it."""
+    folder, (upload, made) = tmp_path / "run", secure()
+    strategy(made).run(grid(upload), folder)
+    found = verify(folder)
+    assert (found.problems, found.both.server) == ((), None)
+    edit_federation(folder, noise_by_clients=True)
+    (folder / "guarantees.txt").write_text(f"{account_both(found.guarantee, found.ledger, 4)}\n")
+    assert verify(folder).problems == ("the model's card and the settings of upload differ in who adds the noise",)
+    (folder / "guarantees.txt").unlink()
+    assert verify(folder).problems == ("guarantees.txt is missing",)
 
 
 def test_a_cap_that_was_passed_already_is_no_cap_of_a_resumed_run(tmp_path):

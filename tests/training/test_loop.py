@@ -386,3 +386,21 @@ def test_outside_the_main_thread_nothing_changes(handler):
     thread.start()
     thread.join()
     assert results[0].stopped == "finished"
+
+
+def test_measuring_does_not_disturb_users_who_draw_from_torchs_generator():
+    class Loose(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(torch.nn.functional.dropout(x, 0.5, self.training))
+
+    def run(measure):
+        torch.manual_seed(0)
+        made = flat_training(
+            Loose(6, 3).double(), cross_entropies, POPULATION, rounds=8, cohort_size=20, local=LOCAL, seed=1,
+            noise_multiplier=0.5, engine="one-by-one",
+        )  # fmt: skip
+        assert made.problem.draws_globally
+        return made.run([Evaluate(measure, every=1)]).state.params
+
+    loud = run(lambda model: {"drawn": sum(float(torch.rand(1)) for _ in range(10000))})
+    assert torch.equal(loud, run(lambda model: {"drawn": 0.0}))

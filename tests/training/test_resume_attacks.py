@@ -143,3 +143,16 @@ def test_a_statistic_that_a_resume_adds_has_its_line_in_the_ledger(tmp_path):
     ledger = Ledger.read(tmp_path / "r" / LEDGER)
     assert (ledger.releases, ledger.rounds) == (9, 8)
     assert Counter(list(result.state.ledger)) == Counter(list(ledger))  # the same charges, in their own order
+
+
+def test_after_a_resume_that_was_refused_a_new_run_has_another_key(tmp_path):
+    """From another state the same noise would hide nothing: the difference of the two runs has none."""
+    made, keys = small_training(4, noise_source="system", seed=None), []
+    with pytest.raises(Gone):
+        made.run([RunDirectory(tmp_path), GoneAfter(2)])
+    stored = bytes.fromhex((tmp_path / KEY).read_text().split()[0])
+    with pytest.raises(SettingError, match=r"callbacks\[1\]='none' must be a Callback"):
+        made.resume(tmp_path, ["none"])
+    assert made.key.unprivate_bytes == stored  # it had been taken by then
+    made.run([Observer(lambda report, state: keys.append(made.key.unprivate_bytes))])
+    assert len({*keys, stored}) == 2

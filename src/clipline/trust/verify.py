@@ -122,11 +122,17 @@ def verify(path: Path) -> Verified:
     elif ledger.rounds:
         problems.append("delta or the neighbouring relation is not on record")
     both = None
+    if finished and "federation" in files.card and not (path / GUARANTEES).is_file():
+        problems.append(f"{GUARANTEES} is missing")
     if guarantee is not None and (path / GUARANTEES).is_file():
         try:
             told = files.card["federation"]
             both = account_both(guarantee, charged, most_participations(told, charged.rounds))
             problems += _federation(path, both, told["asked"])
+            noted = [files.settings, flat(files.card["settings"])]
+            upload = next((one for one in noted if any(name.startswith("upload.") for name in one)), {})
+            if told["noise_by_clients"] is not ("upload.least_survivors" in upload):
+                problems.append("the model's card and the settings of upload differ in who adds the noise")
         except (KeyError, TypeError, ValueError, OverflowError, CliplineError):
             problems.append("the model's card does not say how often a user of the federation may have been asked")
     return Verified(path, files, charged, guarantee, renyi, tuple(problems), finished, both)
