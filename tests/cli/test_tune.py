@@ -217,6 +217,25 @@ def test_a_file_of_settings_tunes_its_task(mine, tmp_path):
     assert planned(mine)["epsilon"] <= 4
 
 
+def test_the_answer_of_another_file_of_the_same_name_is_kept(mine, tmp_path):
+    for folder in ("visits", "rides"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(f"{TASK}\n# {folder}\n", encoding="utf-8")
+    asked = [*ASKED, "--workers", 1, "--rounds", 3, "--runs", 1, "--independent-noise"]
+    mine.ok("tune", "visits/mine.py", *asked)
+    final = tmp_path / "tune/mine/final.toml"
+    before = final.read_bytes()
+    refusal = "'tune/mine' holds the tuning of visits/mine.py: give --out DIR"
+    assert refusal in mine.refused("tune", "rides/mine.py", *asked)
+    assert final.read_bytes() == before
+    # The same file by another path goes on, as does a copy of the same code where the first one is gone.
+    mine.ok("tune", str(tmp_path / "visits/mine.py"), *asked)
+    (tmp_path / "visits").rename(tmp_path / "moved")
+    mine.ok("tune", "moved/mine.py", *asked)
+    (tmp_path / "moved").rename(tmp_path / "again")
+    assert "holds the tuning of moved/mine.py" in mine.refused("tune", "rides/mine.py", *asked)
+
+
 def test_killed_and_asked_again_it_repeats_no_run(mine, tmp_path):
     arguments = [*ASKED, *FLAGS, "--rounds", 20, "--runs", 3, "--independent-noise"]
     command = [sys.executable, "-m", "clipline", "tune", "mine.py", *map(str, arguments)]

@@ -124,6 +124,16 @@ def test_a_gap_far_into_a_large_field_is_found():
         Population(np.array([0, 70_000]), {"x": x})
 
 
+def test_text_with_gaps_is_refused_with_a_way_out_that_works(tmp_path):
+    path = tmp_path / "t.parquet"
+    pytest.importorskip("pyarrow.parquet").write_table(pa.table({"u": [1, 1, 2], "kind": ["a", None, "b"]}), path)
+    with pytest.raises(PopulationError, match=r"'kind' in row 2 .*categories=\{.*, where a gap is anything") as error:
+        Population.from_table(path, user="u")
+    assert "fill=" not in str(error.value)
+    people = Population.from_table(path, user="u", categories={"kind": ["a", "b"]})
+    assert people.fields["kind"].tolist() == [0, 2, 1]
+
+
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl", ".npz"])
 def test_a_table_with_nan_is_refused_and_no_value_is_told(ending, tmp_path):
     path = tmp_path / f"t{ending}"

@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 from samples import small_population, small_training
 
 from clipline import Evaluate, FixedClip, LocalSGD, Privacy
-from clipline.errors import RunError
 from clipline.privacy.accountant import account
 from clipline.training.model_card import guarantee_from, guarantee_json
 
@@ -66,10 +65,20 @@ def test_a_declared_number_of_users_is_told_and_not_the_real_one():
     assert about["settings"]["privacy"]["population_size"] == 1234
 
 
-def test_a_folder_in_use_is_refused(saved, tmp_path):
-    path, result = saved
-    with pytest.raises(RunError, match="must be a folder that is new or empty, and it is in use: give another"):
-        result.save(path)
+def test_beside_a_folder_in_use_the_model_is_saved_all_the_same(saved, tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "card.md").write_text("keep me")
+    (tmp_path / "model-2").write_text("a file, kept too")
+    with pytest.warns(UserWarning, match=r"path='.*/model' is in use and stays .* is saved in '.*/model-3'"):
+        folder = saved[1].save(tmp_path / "model")
+    assert folder == tmp_path / "model-3"
+    assert torch.equal(load_file(folder / "model.safetensors")["weight"], saved[1].model.weight)
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["card.md"]
+    assert (tmp_path / "model" / "card.md").read_text() == "keep me"
+    assert (tmp_path / "model-2").read_text() == "a file, kept too"
+    monkeypatch.chdir(tmp_path / "model")
+    with pytest.warns(UserWarning, match="is in use"):
+        assert saved[1].save(".") == tmp_path / "model-4"
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.5, 0.0])

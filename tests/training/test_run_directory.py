@@ -536,6 +536,12 @@ def test_a_finished_run_has_nothing_to_resume_and_without_its_model_says_what_it
     training().run([RunDirectory(tmp_path / "r")])
     with pytest.raises(RunError, match=r"finished run, .* clipline.load reads its model"):
         training().resume(tmp_path / "r")
+    with pytest.raises(RunError, match=r"holds files: give another$"):
+        check_free(tmp_path / "r")
+    (tmp_path / "r" / CHECKPOINT).touch()  # as an unfinished run has it
+    with pytest.raises(RunError, match=r"holds files: give another, or resume the run that is there$"):
+        check_free(tmp_path / "r")
+    (tmp_path / "r" / CHECKPOINT).unlink()
     (tmp_path / "r" / MODEL).unlink()
     with pytest.raises(RunError, match=r"start again in another folder, and add the rounds in ledger.jsonl, if any"):
         training().resume(tmp_path / "r")

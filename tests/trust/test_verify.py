@@ -250,8 +250,17 @@ def test_the_command_says_what_it_found(run, copy):
     bad = CliRunner().invoke(app, ["verify", str(copy), "--json"], standalone_mode=False)
     assert bad.return_value == 1
     assert "ledger.jsonl charges 11" in " ".join(json.loads(bad.stdout)["problems"])
-    with pytest.raises(RunError, match="holds no run"):
-        verify(copy.parent)
+    for path, words in (
+        (copy.parent, r"holds 1 runs: give one of them, such as '.*copy'"),
+        (copy / "other", "does not exist: give a run directory"),
+        (copy / "metrics.jsonl", "holds no run"),
+    ):
+        with pytest.raises(RunError, match=words):
+            verify(path)
+    for file in ("settings.toml", "ledger.jsonl", "metrics.jsonl"):
+        (copy / file).unlink()
+    with pytest.raises(RunError, match=r"is a saved model, which has no ledger\.jsonl: give the directory of its run"):
+        verify(copy)
 
 
 def test_a_seed_that_anybody_may_guess_is_named_unless_nobodys_data_were_trained_on(copy):

@@ -39,10 +39,11 @@ def tune(task: str, out: Path | None, cluster: str | None, as_json: bool, **flag
     """
     given = {name: value for name, value in flags.items() if value is not None}
     question = asked(task, given)
-    from ..study.tune.answer import check_out
+    from ..study.tune.answer import check_out, check_task
 
     path = Path("tune") / question.task.name if out is None else out
     check_out(path)
+    check_task(path, question)
     answer = _answered(question, path, cluster)
     _finish(answer, path, as_json)
 
@@ -179,7 +180,7 @@ def _answered(question: Question, path: Path, cluster: str | None) -> Any:
     """Run the steps."""
     from ..study.directory import StudyDirectory
     from ..study.study import Study, StudyProgress
-    from ..study.tune.answer import data_words
+    from ..study.tune.answer import data_words, task_facts
     from ..study.tune.private_search import FOLDER, candidates_of, price_search, tune_privately
     from ..study.tune.recipe import STAGES
     from ..study.tune.recipe import tune as run_recipe
@@ -194,9 +195,9 @@ def _answered(question: Question, path: Path, cluster: str | None) -> Any:
         directory, question.task, cluster=cluster, progress=StudyProgress("", () if question.private_search else STAGES)
     )
     try:
+        directory.note_experiment("tune", task_facts(folder, question))
         if question.private_search:
             return tune_privately(question, price, study, tell)
-        directory.note_experiment("tune", {"task": question.task.name})
         return run_recipe(question, study, tell)
     except KeyboardInterrupt:
         kept = len(directory.ids())

@@ -20,6 +20,7 @@ DEEPEST = 32  # nested lists; no version of NumPy allows fewer axes
 _WAYS_WHOLE = (
     "fill the gaps, drop the rows (of a label) or leave the column out; fill={column: 0} or missing=0 fills them"
 )
+_WAYS_TEXT = "fill the gaps, drop the rows, or give categories={column: [values]}, where a gap is anything else"
 _WAYS = f'{_WAYS_WHOLE}, missing="zero-update" keeps them'
 # What the ways out of errors look like in a call; the values are for the caller to choose.
 _EXAMPLES = {"timestamps": "hours since 2026-01-01", "lengths": 128, "categories": ["A", "B"], "fill": 0}
@@ -413,7 +414,8 @@ def _filled(where: str, name: str, column: Any, options: ColumnOptions, before: 
     if stand_in is None and options.missing == ZERO_UPDATE and fractions:
         return column  # as NumPy, its nulls are NaN
     if stand_in is None:
-        raise _gap(where, name, column, before, _WAYS if fractions else _WAYS_WHOLE)
+        ways = _WAYS if fractions else _WAYS_TEXT if is_text(column.type) else _WAYS_WHOLE
+        raise _gap(where, name, column, before, ways)
     try:
         if is_text(column.type) != isinstance(stand_in, str):
             raise TypeError

@@ -9,9 +9,11 @@ import numbers
 import os
 import platform
 import re
+import warnings
 from collections.abc import Container, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from torch import nn
 
 from .. import __version__
 from ..engine.isolation.state import checksum
-from ..errors import ModuleError, RunError, check_choice, check_number, check_whole
+from ..errors import ModuleError, check_choice, check_number, check_whole
 from ..lr_schedules import schedule_text
 from ..privacy.guarantee import ACCOUNTANTS, SAMPLERS, Guarantee
 from ..privacy.relations import Relation
@@ -95,9 +97,16 @@ def frozen_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def save_result(result: TrainResult, path: Path, *, frozen: bool = True) -> Path:
-    """Write a result into a folder that is new or empty."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RunError(f"path={str(path)!r} must be a folder that is new or empty, and it is in use: give another")
+    """Write a result into a folder that is new or empty, or else into one beside it: it may have taken hours."""
+
+    def is_free(folder: Path) -> bool:
+        return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+
+    if not is_free(path):
+        given = path if path.name.strip(".") else path.resolve()
+        path = next(one for n in count(2) if is_free(one := given.with_name(f"{given.name}-{n}")))
+        told = f"path={str(given)!r} is in use and stays as it is: the model is saved in {str(path)!r}"
+        warnings.warn(told, UserWarning, stacklevel=3)
     left_out = {} if frozen else frozen_tensors(result.model)
     card = {
         **card_of(result),

@@ -173,15 +173,13 @@ class TrainResult:
         in PEFT's own format.
 
         Args:
-          path: A new or empty folder.
+          path: A new or empty folder. If it is in use, the model goes into a free one beside it, such as `rides-2`,
+            with a warning.
           frozen: False leaves out the parameters that did not train, such as the base under adapters. `clipline.load`
             then takes them from the `model=` that it is given, which must have the same.
 
         Returns:
-          The folder.
-
-        Raises:
-          RunError: If the folder has something in it.
+          The folder that was written.
         """
         from .model_card import save_result
 

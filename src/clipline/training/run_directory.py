@@ -389,8 +389,8 @@ def check_free(path: Path, name: str = "path") -> None:
         raise RunError(f"{name}={str(path)!r} cannot be made, as nothing can be written into {str(above)!r}: {way_out}")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RunError(
-            f"{name}={str(path)!r} must be a folder that is new or empty, and it holds files: give another, or "
-            "resume the run that is there"
+            f"{name}={str(path)!r} must be a folder that is new or empty, and it holds files: give another"
+            + (", or resume the run that is there" if can_go_on(path) else "")
         )
 
 

@@ -43,6 +43,7 @@ from ..training.run_files import (
     can_go_on,
     flat,
     guarantee_json,
+    is_run_directory,
     read_run,
 )
 
@@ -87,10 +88,22 @@ class Verified:
         return seal(self.path)
 
 
+def _no_run(path: Path) -> str:
+    """What a path is that is no run directory, and what to give."""
+    if not path.exists():
+        return "does not exist: give a run directory, as clipline train writes it"
+    if (path / MODEL).is_file():
+        return f"is a saved model, which has no {LEDGER}: give the directory of its run, as RunDirectory writes it"
+    runs = [one.name for one in sorted(path.iterdir()) if is_run_directory(one)] if path.is_dir() else []
+    if runs:
+        return f"holds {len(runs)} runs: give one of them, such as {str(path / runs[0])!r}"
+    return "holds no run: give a run directory, as clipline train writes it"
+
+
 def verify(path: Path) -> Verified:
     """Check the run in a folder. A run that can still be resumed has no model yet, which is no problem."""
     if not path.is_dir() or not any((path / name).is_file() for name in (SETTINGS, LEDGER, METRICS)):
-        raise RunError(f"path={str(path)!r} holds no run: give a run directory, as clipline train writes it")
+        raise RunError(f"path={str(path)!r} {_no_run(path)}")
     files = read_run(path)
     finished = (path / MODEL).is_file() and not can_go_on(path)
     ledger = Ledger() if files.ledger is None else files.ledger

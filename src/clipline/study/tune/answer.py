@@ -7,6 +7,7 @@ import html
 import io
 import json
 import math
+import os
 import shlex
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +23,9 @@ from ...plotting import ACCENT, PALETTE, new_figure, save_figure
 from ...privacy.guarantee import Guarantee, delta_rounded_up, rounded_up
 from ...privacy.planning import plan
 from ...settings import toml_text
-from ...tasks import is_task_file
+from ...tasks import file_and_name, is_task_file, short_name
 from ...training import durable
-from ..directory import CLAIMS, STUDY
+from ..directory import CLAIMS, STUDY, StudyDirectory
 from .private_search import FOLDER, PrivatelyTuned
 from .question import Question, final_settings, least_cohort
 from .recipe import Tuned, change_in_words
@@ -99,6 +100,27 @@ def check_out(path: Path) -> None:
         raise RunError(
             f"out={str(path)!r} must be new, empty or a tuning, and it holds other files: give another --out"
         )
+
+
+def task_facts(folder: Path, question: Question) -> dict[str, Any]:
+    """What the study in `folder` notes of its task: a file by its path from there, as both may be moved together."""
+    task, file = question.trial.task, None
+    if is_task_file(task):
+        file = Path(os.path.relpath(Path(file_and_name(task)[0]).resolve(), folder.resolve())).as_posix()
+    return {"task": short_name(task), "file": file, "code": question.task.code}
+
+
+def check_task(path: Path, question: Question) -> None:
+    """Refuse the tuning of another task, whose answer would be replaced: two projects may both have a `task.py`."""
+    for folder in (path, path / FOLDER):
+        noted, now = StudyDirectory(folder).experiments.get("tune"), task_facts(folder, question)
+        if not isinstance(noted, dict) or all(noted.get(part, now[part]) == now[part] for part in ("task", "file")):
+            continue
+        file = folder.resolve() / str(noted.get("file"))
+        if noted == {**now, "file": noted.get("file")} and not file.exists():
+            continue  # the same code, from another place than then
+        held = os.path.relpath(file) if noted.get("file") else noted.get("task")
+        raise RunError(f"out={str(path)!r} holds the tuning of {held}: give --out DIR")
 
 
 def write_final(
