@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Container, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,13 +97,11 @@ def frozen_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def save_result(result: TrainResult, path: Path, *, frozen: bool = True) -> Path:
     """Write a result into a folder that is new or empty, or else into one beside it: it may have taken hours."""
-
-    def is_free(folder: Path) -> bool:
-        return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-
-    if not is_free(path):
-        given = path if path.name.strip(".") else path.resolve()
-        path = next(one for n in count(2) if is_free(one := given.with_name(f"{given.name}-{n}")))
+    given, number = path if path.name.strip(".") else path.resolve(), 1
+    while path.exists() and (not path.is_dir() or any(path.iterdir())):
+        number += 1
+        path = given.with_name(f"{given.name}-{number}")
+    if number > 1:
         told = f"path={str(given)!r} is in use and stays as it is: the model is saved in {str(path)!r}"
         warnings.warn(told, UserWarning, stacklevel=3)
     left_out = {} if frozen else frozen_tensors(result.model)

@@ -95,9 +95,8 @@ def _no_run(path: Path) -> str:
     if (path / MODEL).is_file():
         return f"is a saved model, which has no {LEDGER}: give the directory of its run, as RunDirectory writes it"
     runs = [one.name for one in sorted(path.iterdir()) if is_run_directory(one)] if path.is_dir() else []
-    if runs:
-        return f"holds {len(runs)} runs: give one of them, such as {str(path / runs[0])!r}"
-    return "holds no run: give a run directory, as clipline train writes it"
+    found = f"holds {len(runs)} runs: give one of them, such as {str(path / runs[0])!r}" if runs else None
+    return found or "holds no run: give a run directory, as clipline train writes it"
 
 
 def verify(path: Path) -> Verified:

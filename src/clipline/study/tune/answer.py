@@ -117,10 +117,9 @@ def check_task(path: Path, question: Question) -> None:
         if not isinstance(noted, dict) or all(noted.get(part, now[part]) == now[part] for part in ("task", "file")):
             continue
         file = folder.resolve() / str(noted.get("file"))
-        if noted == {**now, "file": noted.get("file")} and not file.exists():
-            continue  # the same code, from another place than then
-        held = os.path.relpath(file) if noted.get("file") else noted.get("task")
-        raise RunError(f"out={str(path)!r} holds the tuning of {held}: give --out DIR")
+        if file.exists() or noted != {**now, "file": noted.get("file")}:  # else the same code, moved since then
+            held = os.path.relpath(file) if noted.get("file") else noted.get("task")
+            raise RunError(f"out={str(path)!r} holds the tuning of {held}: give --out DIR")
 
 
 def write_final(
