@@ -101,12 +101,12 @@ def test_a_sound_training_is_not_refuted(sound):
 
 def test_noise_that_is_scaled_wrongly_is_refuted():
     real = GaussianMechanism.delta_stddev
-    with mock.patch.object(GaussianMechanism, "delta_stddev", lambda self, bound: real(self, bound) / 8):
-        found = audit(made_up_training(epsilon=2.0, rounds=3), canaries=400, seed=1)
+    with mock.patch.object(GaussianMechanism, "delta_stddev", lambda self, bound: real(self, bound) / 16):
+        found = audit(made_up_training(epsilon=1.0, rounds=3), canaries=400, seed=1)
     assert found.refuted
-    for view in found.views:
-        assert view.one_run > 2.0
-        assert view.one_shot > 2.0
+    for view in found.views:  # the noise is not seeded: over 25 runs none was below 1.9
+        assert view.one_run > 1.0
+        assert view.one_shot > 1.0
 
 
 def test_a_clip_that_is_not_applied_is_refuted():
