@@ -313,18 +313,3 @@ def test_trying_a_metric_draws_nothing_that_training_would_draw():
     evaluate.on_start(trained, trained.init())
     evaluate.close()
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_measuring_beside_the_training_does_not_disturb_what_draws_from_torchs_generator():
-    class Loose(torch.nn.Linear):
-        def forward(self, x):
-            return super().forward(torch.nn.functional.dropout(x, 0.5, self.training))
-
-    def run(metric):
-        torch.manual_seed(0)
-        made = training(rounds=6, model=Loose(6, 3), compute=Compute(engine="one-by-one"))
-        return made.run([Evaluate(metric, every=1)]).state.params
-
-    quiet = run(lambda model: {"nothing": 0.0})
-    for _ in range(3):
-        assert torch.equal(run(lambda model: {"noise": float(torch.rand(2000).sum())}), quiet)
